@@ -1,4 +1,4 @@
-// thimble chain, thimble pack and thimble book, as a user calls them.
+// thimble chain, thimble pack and thimble book from the command line.
 
 #include <cstdlib>
 #include <filesystem>
@@ -34,7 +34,7 @@ TEST_CASE("program chain: the best schedules of five stages", "[program]") {
   }
   CHECK(json["schedules"][5]["schedule"] == "[0 1 2 3 4]");
 
-  // The same from a file, with comments, sizes and both pictures.
+  // The same chain from a file, with comments, sizes and both pictures.
   files_test::write_text_file(folder / "stages",
                               "# five\n4B:8B:2:4\n 3:6:6:9  # the dear one\n\n1:9:1:3\r\n2:2:4:6\n1:5:2:5");
   const std::string pictures = " --svg '" + folder / "s.svg" + "' --staircase '" + folder / "t.svg" + "'";
@@ -126,7 +126,7 @@ TEST_CASE("program book: figures by name", "[program]") {
   CHECK(unknown.error.find("book: expected one of 01-bar, ") != std::string::npos);
 }
 
-// ---- thimble pipeline, as a user calls it.
+// ---- thimble pipeline from the command line.
 
 using program_test::Output;
 using program_test::run;
@@ -190,7 +190,7 @@ TEST_CASE("program pipeline: stages in chunks plan and train with the numbers of
   CHECK(wrong->status == 2);
 }
 
-// ---- thimble plan --graph, as a user calls it, and as PyTorch does.
+// ---- thimble plan --graph from the command line, and as PyTorch calls it.
 
 namespace {
 
@@ -211,7 +211,7 @@ TEST_CASE("program plan --graph: text, JSON and the page", "[program]") {
   const std::optional<Output> text = run(folder, "plan --graph '" + file + "' --html '" + page + "'");
   if (!text) return thimble_test::skip("THIMBLE_PROGRAM names no program");
   REQUIRE(text->status == 0);
-  // h and the gradients of a and h: the backward of relu.
+  // At the backward of relu: h and the gradients of a and h.
   CHECK(files_test::contains(text->out, "peak                                  12,000"));
   const std::string html = files_test::read_text_file(page);
   CHECK(files_test::contains(html, "toy &lt;net&gt;"));

@@ -1,4 +1,4 @@
-// --isa, --cpu-dot and --threads from outside: what is set, what `thimble devices` says, and statuses.
+// --isa, --cpu-dot and --threads from outside: their effects, the output of `thimble devices`, and statuses.
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -58,7 +58,7 @@ TEST_CASE("program: devices says what CPU kernels run on, and flags choose it", 
   }
   CHECK(run("devices")->out.find("uses " + cpu.at("compute").get<std::string>()) != std::string::npos);
 
-  // THIMBLE_UNITS, where no flag is given; empty is as good as unset.
+  // THIMBLE_UNITS counts if no flag is given; empty counts as unset.
   const char* const set = std::getenv("THIMBLE_UNITS");
   const std::string before = set != nullptr ? set : "";
   const auto compute = [&](const char* units, const std::string& flags) {
@@ -94,7 +94,7 @@ TEST_CASE("program: a plan and a run under a forced instruction set", "[program]
   }
 }
 
-// ---- `thimble` and devices: where `--offload` puts tensors of which device, and that only real devices are measured.
+// ---- `thimble` and devices: `--offload` and the device of the tensors, and only real devices are measured.
 
 using files_test::contains;
 using files_test::TemporaryFolder;
@@ -149,7 +149,7 @@ TEST_CASE("program: a place that a device's tensors cannot wait in, a device tha
   }
 }
 
-// ---- `thimble devices` where there is a CUDA device: what it says of each. On a GPU where there is one, else on
+// ---- `thimble devices` with a CUDA device: its report for each. Runs on a GPU if there is one, else on
 // tests/emulated.
 
 using thimble::testing::has_cuda;

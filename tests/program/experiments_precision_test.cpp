@@ -1,4 +1,4 @@
-// The experiments on precision: their quick forms hold, and so does the theory that they bring.
+// The experiments on precision: their quick forms hold, and so does their theory.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ report::Experiment equal_experiment(const std::string& name) {
   return experiment;
 }
 
-/// A run that keeps the processor for so many milliseconds a step, and may skip some.
+/// A run that keeps the processor busy for this many milliseconds per step, and may skip steps.
 class Busy final : public nn::TrainingRun {
  public:
   Busy(double ms, std::int64_t good_steps) : ms_(ms), good_steps_(good_steps) { options_.scaler = &scaler_; }
@@ -105,7 +105,7 @@ TEST_CASE("experiments: every compared figure counts, and so does the process", 
   row.compared[1].measured = 104;
   CHECK(report::match(row) == report::Match::different);
   CHECK_FALSE(report::holds(report::tally(experiment)));
-  row.measured_bytes.reset();  // a figure alone is compared as well
+  row.measured_bytes.reset();  // other figures are compared even without measured bytes
   CHECK(report::match(row) == report::Match::different);
   row.compared.clear();
   CHECK(report::match(row) == report::Match::unknown);
@@ -123,7 +123,7 @@ TEST_CASE("experiments: every compared figure counts, and so does the process", 
   report::Report report;
   report.experiments = {experiment};
   CHECK(report::holds(report::tally(report)));
-  report.experiments.emplace_back();  // one without rows
+  report.experiments.emplace_back();  // an experiment without rows
   CHECK_FALSE(report::holds(report::tally(report)));
 }
 
@@ -200,7 +200,7 @@ TEST_CASE("experiments: every policy's bytes are those of theory, by category", 
   REQUIRE(experiment.rows.size() == (nn::precisions().size() + 5) * category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == tally.rows);
-  // Of each case five categories; where tensors are packed, four.
+  // Five categories per case, but four where tensors are packed.
   CHECK(tally.with_theory == (nn::precisions().size() + 5) * 5 - 1);
   CHECK(tally.named == tally.with_theory);
   for (const report::Row& row : experiment.rows) {
@@ -260,7 +260,7 @@ TEST_CASE("experiments: where an encoder saves 40 %", "[experiments][precision]"
     if (bench::setting(row, "model") != "bert-base") {
       CHECK(std::fabs(report::find_number(row, "validation_change").value_or(0)) < 0.05);
     } else if (policy == "O1" || policy == "O2") {
-      // Temporaries, which the formula leaves out, are halved as well.
+      // Temporaries, which the formula omits, are halved, too.
       CHECK(std::fabs(bench::number(row, "saving") - bench::number(row, "saving_theory")) < 0.05);
     } else if (policy == "fp8") {
       CHECK(std::fabs(bench::number(row, "saving") - bench::number(row, "saving_theory")) < 0.05);

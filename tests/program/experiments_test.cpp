@@ -1,4 +1,4 @@
-// The experiments of `thimble reproduce`: their quick forms hold, and so does what their verdicts are computed from.
+// The experiments of `thimble reproduce`: their quick forms hold, and so do the figures behind their verdicts.
 
 #include <algorithm>
 #include <chrono>
@@ -106,7 +106,7 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
   struct Case {
     const char* name;
     std::size_t (*peak)(std::int64_t batch);
-    int probes;  // at most
+    int probes;  // limit
   };
   const Case cases[] = {
       {"a line", [](std::int64_t b) { return std::size_t(1000 + 7 * b); }, 8},
@@ -147,7 +147,7 @@ TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theo
 
 TEST_CASE("experiments: MONeT's cells cost less in the same bytes, or no plan can", "[experiments]") {
   const report::Experiment experiment = quick("monet");
-  std::map<std::string, double> before;  // by net: the overhead at the larger share before
+  std::map<std::string, double> before;  // by net: the overhead at the next larger share
   std::size_t planned = 0, measured = 0;
   for (const report::Row& row : experiment.rows) {
     const std::string net = bench::setting(row, "net");
@@ -173,7 +173,7 @@ TEST_CASE("experiments: MONeT's cells cost less in the same bytes, or no plan ca
 
 TEST_CASE("experiments: HiRemate's savings cost less time than published", "[experiments]") {
   const report::Experiment experiment = quick("hiremate");
-  // Parameters as torchvision and timm count them.
+  // Parameters as counted by torchvision and timm.
   const std::map<std::string, double> parameters{{"GPT-2", 124'439'808},
                                                  {"ResNet-101", 44'549'160},
                                                  {"MLP-Mixer-B/16", 59'880'472},
@@ -233,10 +233,10 @@ TEST_CASE("experiments: a row holds a run's process against its promise, or says
     process.peak_bytes = peak;
     bench::add_process(row, 100, process);
   }
-  CHECK(row.process_peak_bytes == 130);  // of several runs the nearest to its promise
+  CHECK(row.process_peak_bytes == 130);  // of several runs, keeps the peak nearest to its promise
   CHECK(row.process_promise_bytes == 140);
   CHECK(report::process_absence(row).empty());
-  process.peak_bytes = 200;  // less, but above what its own run was promised
+  process.peak_bytes = 200;  // above the promise to its own run
   bench::add_process(row, 150, process);
   CHECK(row.process_promise_bytes == 190);
   process.peak_bytes = 0;
@@ -263,7 +263,7 @@ TEST_CASE("experiments: the process of a part is watched from its set-up on", "[
 TEST_CASE("experiments: parts of a step hold, and so does the advice that follows", "[experiments]") {
   struct Case {
     const char* name;
-    std::size_t with_theory;  // rows
+    std::size_t with_theory;  // expected rows
     std::vector<std::string> findings;
   };
   const Case cases[] = {{"resnet-batch", 7, {"7 of 7 rows"}},
@@ -312,8 +312,8 @@ TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32"
     if (optimizer != "adafactor") CHECK(std::fabs(*report::find_number(row, "validation_change")) < 0.01);
     if (saved == "f32") continue;
     ++packed;
-    // One bit less behind the point doubles errors and takes four times as much from the cosine: 0.99913 with E4M3's
-    // three, 0.9929 with E5M2's two. The last is as near to what is asked of 8 bits as it comes.
+    // Errors double with each fraction bit less: the cosine is 0.99913 with E4M3's three bits and 0.9929 with E5M2's
+    // two. The latter is close to its bound.
     const double least = saved == "f8e5m2" ? 0.99 : saved == "f8e4m3" ? 0.998 : 0.9999;
     CHECK(*report::find_number(row, "least_cosine") > least);
     CHECK(*report::find_number(row, "least_cosine") < 1);
@@ -345,8 +345,8 @@ TEST_CASE("experiments: overheads are counted from the step that keeps everythin
   }
 }
 
-// ---- Rows of `thimble reproduce techniques` on a CUDA device whose tensors wait in the host's pinned memory: on a GPU
-// where there is one, in a build without CUDA on the host's emulation.
+// ---- Rows of `thimble reproduce techniques` on a CUDA device whose tensors wait in the host's pinned memory. Runs on
+// a GPU if there is one; a build without CUDA uses the host's emulation.
 
 using thimble::testing::has_cuda;
 
@@ -370,7 +370,7 @@ TEST_CASE("cuda offload: techniques' rows with an average that is away", "[cuda]
   }
 }
 
-// ---- What a communicator records of its transfers; that a bucket is on its way while backward goes on; and the trace.
+// ---- A communicator's record of its transfers, buckets on their way during backward, and the trace.
 
 using bench::RankTransfers;
 
@@ -378,7 +378,7 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// Notes when backward has brought a gradient.
+/// Notes when backward delivers each gradient.
 class NotedRanks : public bench::WatchedRanks {
  public:
   NotedRanks(optim::Ranks& inner, std::vector<double>& taken) : WatchedRanks(inner, [] {}), taken_(taken) {}
@@ -429,7 +429,7 @@ TEST_CASE("transfers: a bucket is on its way while backward computes the next gr
   for (int r = 0; r < ranks; ++r) {
     INFO("rank " << r);
     REQUIRE(taken[r].size() == layers);
-    // In the order of backward, among what else ranks tell each other: half of each bucket goes to the other.
+    // Buckets go in the order of backward, among other transfers; half of each goes to the other rank.
     RankTransfers buckets;
     for (const dist::TransferTimes& t : transfers[r]) {
       CHECK(t.begun <= t.waited);
@@ -440,8 +440,8 @@ TEST_CASE("transfers: a bucket is on its way while backward computes the next gr
     REQUIRE(buckets.size() == layers);
     for (std::size_t k = 0; k + 1 < layers; ++k) {
       INFO("bucket " << k);
-      CHECK(buckets[k].begun < taken[r][k + 1]);   // before the next layer's gradient is there
-      CHECK(buckets[k].waited > taken[r][k + 1]);  // and nobody waits until it is
+      CHECK(buckets[k].begun < taken[r][k + 1]);   // before the next layer's gradient arrives
+      CHECK(buckets[k].waited > taken[r][k + 1]);  // and no rank waits for the bucket until then
     }
   }
 }
@@ -479,7 +479,7 @@ TEST_CASE("transfers: what is recorded is what was asked for", "[dist]") {
 }
 
 TEST_CASE("transfers: overlap and trace of known times", "[dist]") {
-  // 0 ------ 4 on its way, waited for from 3 on; 2 ------- 6 is done before anybody asks; nothing; 8 - 9 all waited.
+  // 0 ------ 4 on its way, awaited from 3 on; 2 ------- 6 is done before the wait; a gap; 8 - 9 all awaited.
   const RankTransfers known{at(0, 3, 4, 10), at(2, 6, 6, 20), at(8, 8, 9, 30)};
   const bench::Overlap overlap = bench::overlap_of(known);
   CHECK(overlap.on_its_way == 7);

@@ -1,7 +1,7 @@
-// Faults on purpose: the program is killed and signalled while it trains, bits of its checkpoints are flipped. Nothing
-// is lost, nothing wrong is loaded, and every run that goes on ends with the bytes of one that was never disturbed.
+// Deliberate faults: the program is killed and signalled while it trains, and bits of its checkpoints are flipped.
+// Nothing is lost, nothing wrong is loaded, and every resumed run ends with the bytes of an undisturbed run.
 //
-// A short form runs as a test. THIMBLE_FAULTS=full makes as many as docs/reliability.md reports (bench/faults.sh).
+// A short form runs as a test. THIMBLE_FAULTS=full makes the number in docs/reliability.md (bench/faults.sh).
 
 #include <sys/wait.h>
 #include <chrono>
@@ -59,7 +59,7 @@ double ms_of(const std::function<void()>& body) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Training of a tiny GPT with the program, from the checkpoint `x` where there is one.
+/// Trains a tiny GPT with the program, from the checkpoint `x` if it exists.
 class Trainer {
  public:
   Trainer(std::string program, const TemporaryFolder& folder, int steps, std::string more)
@@ -87,7 +87,7 @@ class Trainer {
     return fs::exists(folder_ / "error") ? read_text_file(folder_ / "error") : std::string();
   }
 
-  /// Steps of the checkpoint, each byte of which is held against its sum; -1: there is none. Throws FileError.
+  /// Steps of the checkpoint, after verifying every tensor's checksum; -1 without a checkpoint. Throws FileError.
   std::int64_t checked_steps() const {
     if (!has_checkpoint()) return -1;
     const SafetensorsReader file(path());
@@ -112,11 +112,11 @@ class Trainer {
 
 struct Tally {
   int kills = 0, finished = 0, while_saving = 0;
-  std::set<std::int64_t> steps;  // that checkpoints had after a kill
+  std::set<std::int64_t> steps;  // of checkpoints found after a kill
 };
 
-/// Kills runs at random moments, each going on where the last one was, `kills` times in all; whenever the steps are
-/// done the file is held against `whole` and another chain begins.
+/// Kills runs at random moments, `kills` times in all; each run resumes the one before. When a chain completes its
+/// steps, compares the file with `whole` and starts another chain.
 Tally kill_runs(const Trainer& trainer, const std::string& whole, double run_ms, int kills, bool is_first,
                 std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -134,9 +134,9 @@ Tally kill_runs(const Trainer& trainer, const std::string& whole, double run_ms,
       REQUIRE(end == 0);
     }
     tally.while_saving += trainer.temporary_files() > 0 ? 1 : 0;
-    CHECK(trainer.temporary_files() <= 2);  // the new file, and the one before; those of earlier kills are gone
+    CHECK(trainer.temporary_files() <= 2);  // the new file and the previous one; earlier kills left nothing
     const std::int64_t steps = trainer.checked_steps();
-    CHECK(steps >= before);  // nothing that was saved is lost
+    CHECK(steps >= before);  // no saved step is lost
     tally.steps.insert(steps);
     before = steps;
     if (steps < trainer.steps()) continue;  // a kill may come after the last checkpoint, too
@@ -145,7 +145,7 @@ Tally kill_runs(const Trainer& trainer, const std::string& whole, double run_ms,
     fs::remove(trainer.path());
     before = -1;
   }
-  // The last chain is left to its end.
+  // Completes the last chain.
   if (trainer.has_checkpoint()) {
     const auto run = trainer.start(is_first);
     INFO(trainer.error());
@@ -211,7 +211,7 @@ TEST_CASE("faults: a signal ends a run after its step, with a checkpoint", "[fau
     const auto run = trainer.start();
     while (run->is_running() && !contains(trainer.error(), "step ")) sleep_ms(1);
     sleep_ms(std::uniform_real_distribution<double>(0, run_ms / 4)(random));
-    if (!run->is_running()) continue;  // too late for this one
+    if (!run->is_running()) continue;  // too late for this run
     run->send(number);
     while (run->is_running()) sleep_ms(1);
     const int end = run->last_ending();
@@ -242,7 +242,7 @@ TEST_CASE("faults: a signal ends a run after its step, with a checkpoint", "[fau
 TEST_CASE("faults: a second SIGINT ends a run at once, and an ignored signal stays ignored", "[faults]") {
   if (program() == nullptr) return;
   const TemporaryFolder folder;
-  const Trainer trainer(program(), folder, 100'000'000, "--eval-every 10");  // each of which is said
+  const Trainer trainer(program(), folder, 100'000'000, "--eval-every 10");  // each evaluation is reported
   {
     const auto run = trainer.start();
     while (run->is_running() && !contains(trainer.error(), "step ")) sleep_ms(5);
@@ -253,7 +253,7 @@ TEST_CASE("faults: a second SIGINT ends a run at once, and an ignored signal sta
     CHECK((end == 128 + SIGINT || end == -SIGINT));
   }
   fs::remove(folder / "error");
-  {  // of SIGTERM further ones say nothing new
+  {  // repeated SIGTERMs change nothing
     const auto run = trainer.start();
     while (run->is_running() && !contains(trainer.error(), "step ")) sleep_ms(5);
     REQUIRE(run->is_running());
@@ -285,7 +285,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
   options.save.clear();
   const models::PreparedTraining prepared = models::prepare_training(options);
 
-  // All that loading may change.
+  // All state that loading may change.
   const auto state_of = [](models::Training& t) {
     std::vector<std::vector<std::byte>> all;
     for (const auto& p : t.model().parameters()) all.push_back(testing::bytes_of(p.tensor));
@@ -330,7 +330,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
               harmless);
 }
 
-// ---- What the program says and how it ends after a fault: statuses, lost output, names that a terminal would obey.
+// ---- Messages and statuses after a fault: lost output, and names with terminal controls.
 
 namespace {
 
@@ -391,7 +391,7 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
     CHECK(shell("\"$P\" " + command + save + "--steps 2 > /dev/full 2> \"$E\"") == 6);
     CHECK(steps_of(folder / "x") == 2);
   }
-  // Nobody reads, neither the report nor the progress: the run goes on, and its checkpoint is there.
+  // No process reads the report or the progress: the run goes on and writes its checkpoint.
   fs::remove(folder / "x");
   CHECK(shell("{ { \"$P\" " + command + save + "--steps 40; echo $? > \"$E\"; } 2>&1 | true; }") == 0);
   CHECK(read_text_file(folder / "e") == "6\n");

@@ -1,4 +1,4 @@
-// Help by groups of flags: every flag of a command with groups is in one, and --help NAME shows it.
+// Help by groups of flags: every flag of a command with groups belongs to one, and --help NAME shows it.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -46,7 +46,7 @@ std::set<std::string> words_of(std::string_view text) {
   return words;
 }
 
-/// Flags that begin a line of a help: "  --batch N    Samples per step (8)".
+/// Flags at the start of a help's line: "  --batch N    Samples per step (8)".
 std::set<std::string> shown_flags(const std::string& help) {
   std::istringstream in(help);
   std::set<std::string> flags;
@@ -165,7 +165,7 @@ TEST_CASE("flag groups: a flag's old name is refused with the new one", "[progra
   for_each_command([&](const CLI::App& command) {
     for (const CLI::Option* const option : flags_of(command)) flags.insert("--" + option->get_single_name());
   });
-  flags.erase("--graph");  // of plan: another thing
+  flags.erase("--graph");  // means something else in plan
   for (const thimble::bench::RenamedFlag& renamed : thimble::bench::renamed_flags) {
     const std::string old_name(renamed.old_name), name(renamed.name);
     INFO(old_name);
@@ -182,7 +182,7 @@ TEST_CASE("flag groups: a flag's old name is refused with the new one", "[progra
   CHECK_FALSE(contains(prompt.error, "renamed"));  // the value of another flag
 }
 
-// ---- The library names options in backticks, the program's users know them as flags.
+// ---- The library names options in backticks; users of the program know them as flags.
 
 using thimble::bench::with_flags;
 

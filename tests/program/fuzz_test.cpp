@@ -16,7 +16,7 @@ using namespace files_test;
 
 namespace {
 
-/// The bytes of base64's text, which is whole.
+/// Decodes complete base64.
 std::string from_base64(std::string_view text) {
   constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes;
@@ -32,7 +32,7 @@ std::string from_base64(std::string_view text) {
   return bytes;
 }
 
-/// Each seed of a target by its name.
+/// A target's seeds by name.
 std::map<std::string, std::string> seeds_of(std::string_view target) {
   const std::filesystem::path folder = tests_folder() / "fuzz";
   std::map<std::string, std::string> seeds;
@@ -50,8 +50,7 @@ std::map<std::string, std::string> seeds_of(std::string_view target) {
   return seeds;
 }
 
-// One of the ways in which files go bad: bits flip, ends are missing, pieces come twice or from another file, sizes
-// grow.
+// Corrupts a file: flips bits, cuts ends, repeats slices or takes them from another file, grows sizes.
 std::string mutate(std::string file, const std::vector<std::string>& seeds, thimble::data::SplitMix& random) {
   const auto place = [&](std::size_t size) { return static_cast<std::size_t>(random.below(size + 1)); };
   for (std::uint64_t changes = 1 + random.below(4); changes > 0; --changes) {
@@ -102,7 +101,7 @@ TEST_CASE("fuzz: seeds and mutated files are read or refused", "[files][fuzz]") 
     REQUIRE(seeds.size() >= 3);
     thimble::data::SplitMix random(1);
     const auto run = [&](const std::string& file) {
-      // Bytes of their own on the heap, so that a checker sees a read beyond the end.
+      // A separate heap block, so that a checker sees reads beyond the end.
       const std::vector<std::byte> bytes(reinterpret_cast<const std::byte*>(file.data()),
                                          reinterpret_cast<const std::byte*>(file.data()) + file.size());
       target.run(bytes);
@@ -117,7 +116,7 @@ TEST_CASE("fuzz: seeds and mutated files are read or refused", "[files][fuzz]") 
 }
 
 TEST_CASE("fuzz: every corpus has files that are accepted", "[files][fuzz]") {
-  // A target whose seeds were all refused at their first byte would test nothing.
+  // A target that refuses all its seeds at the first byte would test nothing.
   const auto accepts = [](std::string_view target, const char* seed, auto parse) {
     const std::string file = seeds_of(target).at(seed);
     INFO(std::string(target) << "/" << seed);

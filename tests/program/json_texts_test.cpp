@@ -1,5 +1,5 @@
-// JSON that is broken, of another kind or hostile, given to readers of JSON: each ends with a typed error that
-// names the file, in this project's words and in few of them.
+// Broken, foreign or hostile JSON for every reader of JSON: each throws a short, typed error that names the file, in
+// this project's words.
 
 #include <functional>
 #include <string>
@@ -33,7 +33,7 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
       {"generation_config.json", [&](const std::string&) { models::find_end_tokens(here, {}); }},
       {"config.json", [](const std::string& path) { models::read_model_config(path, "llama"); }},
       {"model.safetensors.index.json", [](const std::string& path) { nn::WeightFiles files(path); }},
-      {"small.plan", [](const std::string& path) { nn::read_plan(path, nullptr, cpu); }},  // no run is made
+      {"small.plan", [](const std::string& path) { nn::read_plan(path, nullptr, cpu); }},  // makes no run
       {"adapter_config.json", [&](const std::string&) { nn::read_adapter_folder(here); }},
   };
   const std::string digits(100'000, '7');
@@ -56,7 +56,7 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
                                     "\"format\": 3, \"eos_token_id\": {}}",
                                     "{\"weight_map\": {\"a\": 7}, \"nodes\": [[]], \"hardware\": 1, \"format\": "
                                     "\"thimble cost model 1\", \"eos_token_id\": [[]], \"target_modules\": 7}"};
-  // Plans whose sum is right.
+  // Plans with the right checksum.
   for (const char* const members :
        {"", ",\"figures\":7", ",\"figures\":{},\"key\":[],\"tape\":-1,\"placement\":{}",
         ",\"figures\":{\"peak\":1e300},\"key\":{\"nodes\":[[7]]},\"tape\":{\"fates\":\"x\"},\"placement\":[[]]"}) {
@@ -69,7 +69,7 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
       std::string message;
       try {
         reader.read(folder / reader.file);
-        // An object without the key that is read has nothing to say.
+        // An object without the key simply sets nothing.
         CHECK((reader.file == "generation_config.json" && text.starts_with("{")));
         continue;
       } catch (const Error& error) {
@@ -86,7 +86,7 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
     }
     std::remove((folder / reader.file).c_str());
   }
-  // A header of safetensors is JSON behind its length.
+  // A header of safetensors is JSON after its length.
   for (const std::string& text : texts) {
     files_test::write_text_file(folder / "x.safetensors", files_test::little(text.size(), 8) + text);
     try {

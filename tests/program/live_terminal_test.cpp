@@ -1,4 +1,4 @@
-// `thimble train --show-memory` on a terminal: a pseudo-terminal whose screen is kept by hand.
+// `thimble train --show-memory` on a pseudo-terminal, with a simulated screen.
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -21,7 +21,7 @@ namespace {
 
 using files_test::contains;
 
-// The lines of a screen. It knows what the live view writes: lines, CR, colours, "up by n" and "clear to the end".
+// The lines of a screen. It understands the live view's output: lines, CR, colours, "up by n" and "clear to the end".
 class Screen {
  public:
   void write(char c) {
@@ -70,7 +70,7 @@ class Screen {
   bool has_unknown_ = false;
 };
 
-// A pseudo-terminal of 100 columns; what is read from the first end is what the program writes to the second.
+// A pseudo-terminal of 100 columns; the test reads from `ours` the program's output to `name`.
 struct Terminal {
   int ours = -1;
   std::string name;
@@ -116,12 +116,12 @@ TEST_CASE("live: on a terminal there is one picture below the progress, and none
   std::size_t most_pictures = 0, most_with_parameters = 0;
   std::array<char, 1 << 12> bytes;
   for (;;) {
-    // It ends when the program, the only one to have the other end open, has gone.
+    // Fails once the program, the only process with the other end open, has exited.
     const ssize_t count = read(terminal.ours, bytes.data(), bytes.size());
     if (count <= 0) {
       int status = 0;
       const bool is_over = waitpid(child, &status, WNOHANG) == child;
-      if (!is_over) {  // it has not opened its end yet
+      if (!is_over) {  // the program has not opened its end yet
         usleep(10'000);
         continue;
       }
@@ -160,7 +160,7 @@ TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[se
   bytes.peak_bytes = 80 << 20;
   bytes.budget_bytes = 100 << 20;
   const std::string picture = bench::live_picture(bytes, 100);
-  // Without the colours.
+  // Without colours.
   std::string plain;
   for (std::size_t i = 0; i < picture.size(); ++i) {
     if (picture[i] == '\033')
@@ -177,7 +177,7 @@ TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[se
                      cells("\xC2\xB7", 20) +
                      "\n\xE2\x96\x88 parameters 25.00 MiB  \xE2\x96\x88 activations 25.00 MiB\n"
                      "committed 60.00 MiB  peak 80.00 MiB  budget 100.00 MiB\n");
-  bytes.peak_bytes = 30 << 20;  // inside of the activations: no column is lost
+  bytes.peak_bytes = 30 << 20;  // within the activations: no column is lost
   const std::string inside = bench::live_picture(bytes, 100);
   CHECK(contains(inside, "\xE2\x94\x83"));
   CHECK(std::count(inside.begin(), inside.end(), '\n') == bench::live_lines);
@@ -203,8 +203,8 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
   CHECK(contains(text, "gradients 512.00 KiB"));
   CHECK(contains(text, "budget 1.00 MiB"));
   const std::string whole = std::string(300, '3').append("\n");
-  CHECK(contains(text, whole));  // what stays is whole
+  CHECK(contains(text, whole));  // the long line stays whole
   CHECK(contains(text, "step 2\n"));
-  const std::string gone = "\033[3A\033[J";  // the picture; the line above it stays
+  const std::string gone = "\033[3A\033[J";  // the picture; the line above stays
   CHECK(text.substr(text.size() - gone.size()) == gone);
 }

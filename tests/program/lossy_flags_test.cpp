@@ -1,4 +1,4 @@
-// Packing by the name of operators, from the flag to the plan, and the report of what packing does to gradients.
+// Packing by operators' names, from the flag to the plan, and the report on packed gradients.
 
 #include <algorithm>
 #include <cmath>
@@ -100,7 +100,7 @@ TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags
   const nn::PackedResults& packed = plan->packed[0];
   CHECK(packed.name == "linear");
   CHECK(packed.dtype == DType::i8);
-  CHECK(packed.packed_bytes * 32 == packed.bytes * 17);  // 1.0625 of 2 bytes: sizes are multiples of 64
+  CHECK(packed.packed_bytes * 32 == packed.bytes * 17);  // 17 bytes for 16 elements of 2 bytes; multiples of 64
   const models::PackedBytes all = models::packed_bytes_of(*plan);
   CHECK(all.bytes == packed.bytes);
   CHECK(all.packed_bytes == packed.packed_bytes);
@@ -117,14 +117,14 @@ TEST_CASE("lossy flags: errors name the value and the expected ones", "[lossy_fl
   CHECK(contains(refused("i8,bf16"), "expected one dtype without an operator's name, got 'i8,bf16'"));
   CHECK(contains(refused("i8:gelu,bf16:gelu"), "expected 'gelu' once, got 'i8:gelu,bf16:gelu'"));
 
-  // Whether a step has such an operator is known when it is recorded.
+  // Only recording a step shows whether it has the operator.
   models::PlanOptions plan;
   plan.setup = parsed("i8:gelo");
   const std::string unknown = refusal<ValueError>([&] { models::make_plan(plan); });
   CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; expected "));
   for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
   CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
-  // Results in f16 have no fewer bits in bf16.
+  // bf16 saves nothing on f16 results.
   plan.setup = parsed("bf16:attention");
   CHECK(models::make_plan(plan).is_feasible);
   models::set_precision(plan.setup, "O1");
@@ -166,7 +166,7 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK(tensors == plan.tape->spills.size());
   CHECK(bytes == plan.packed_bytes);
 
-  // A budget's plan, and the run's.
+  // In a budget's plan, and in the run's plan.
   models::PlanOptions options;
   options.setup = parsed("i8:linear");
   options.data = "synthetic";
@@ -199,11 +199,11 @@ TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
     CHECK(report.exact_loss == report.lossy_loss);
     CHECK(report.parameters.size() == 4 * 12 + 4);
     CHECK(report.all.relative_error > 0);
-    CHECK(report.all.relative_error < before);  // i8 has more digits near the largest
+    CHECK(report.all.relative_error < before);  // i8 is more precise near the largest
     CHECK(report.smallest_cosine() > 0.99);
     CHECK(report.smallest_cosine() < 1);
     before = report.all.relative_error;
-    // Again the same, and training goes as without.
+    // Repeats exactly, and does not affect training.
     CHECK(bench::to_json_text(models::packing_gradients(prepared)) == bench::to_json_text(report));
     const auto json = nlohmann::json::parse(bench::to_json_text(report));
     CHECK(json["loss"] == report.exact_loss);
@@ -228,7 +228,7 @@ TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
   CHECK(scaled.all.norm < 100);  // divided by the scale
   CHECK(scaled.all.relative_error > 0);
   CHECK(scaled.all.relative_error < 0.05);
-  // Where a budget needs no packing nothing differs.
+  // A budget that needs no packing gives exact gradients.
   const nn::GradientReport none = report_of(parsed("i8"), 256);
   CHECK(none.all.relative_error == 0);
   CHECK(none.all.cosine == Approx(1));

@@ -1,5 +1,5 @@
 #pragma once
-// Experiments in their quick form, and what every row on the cpu says of its process.
+// Experiments in their quick form, and checks of the process in every row on the CPU.
 
 #include <string>
 
@@ -9,7 +9,7 @@
 #include "support/model_runs.h"
 #include "support/sanitizer.h"
 
-/// A row that ran holds its process against the promise, one that did not says so.
+/// A row that ran compares its process with the promise; any other row says why it cannot.
 inline void check_processes(const thimble::report::Experiment& experiment) {
   namespace report = thimble::report;
   for (const report::Row& row : experiment.rows) {
@@ -22,7 +22,7 @@ inline void check_processes(const thimble::report::Experiment& experiment) {
   }
 }
 
-/// The experiment of that name, checked.
+/// Runs the named experiment in its quick form and checks it.
 inline thimble::report::Experiment quick(const std::string& name) {
   thimble::bench::ExperimentOptions options;
   options.is_quick = true;

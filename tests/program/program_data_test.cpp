@@ -1,4 +1,4 @@
-// The data that `thimble train` takes: texts, tokens and images in each of their files.
+// The data that `thimble train` takes: texts, tokens and images in each of their file formats.
 
 #include <filesystem>
 #include <string>
@@ -56,7 +56,7 @@ TEST_CASE("program: texts and tokens of every kind") {
   CHECK(contains(refusal(options), "val"));
   data::write_tokens(folder / "x_val_0.bin", tokens);
   CHECK(run(options).report.evaluation->loss > 0);
-  // The same tokens in a line of 16 or 32 bits, as NumPy writes it.
+  // The tokens of 16 or 32 bits in NumPy's format train equally.
   const double as_bin = run(options).report.loss_last;
   for (const auto& [name, dtype, bytes] : {std::tuple{"<u2", 2, 2}, std::tuple{"<i4", 4, 4}, std::tuple{"<u4", 4, 4}}) {
     for (const char* const part : {"train", "val"}) {
@@ -74,7 +74,7 @@ TEST_CASE("program: texts and tokens of every kind") {
     std::filesystem::remove(folder / ("x_" + std::string(part) + "_0.npy"));
     data::write_tokens(folder / ("x_" + std::string(part) + "_0.bin"), tokens);
   }
-  tokens[5] = 65;  // one more than the model's own vocabulary takes
+  tokens[5] = 65;  // one beyond the model's default vocabulary
   data::write_tokens(folder / "x_val_0.bin", tokens);
   CHECK(contains(refusal(options), "65"));
   CHECK(contains(refusal(options), "vocabulary"));
@@ -103,7 +103,7 @@ TEST_CASE("program: images of every kind, and a head as wide as their classes") 
   CHECK(contains(refusal(images), "12"));
   CHECK(contains(refusal(images), "9"));
 
-  // The head follows the labels: EMNIST's letters are 1 to 26, in files with names of their own.
+  // The head fits the labels: EMNIST's letters are 1 to 26, in files with different names.
   images.setup.sizes.image = 0;
   const TemporaryFolder letters, hundred;
   const auto pixels = idx({20, 9, 9}, 20 * 81);

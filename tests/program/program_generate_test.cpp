@@ -16,7 +16,7 @@ using files_test::contains;
 using files_test::TemporaryFolder;
 using nlohmann::json;
 
-/// The JSON that the program prints with these arguments, and a check of its status.
+/// The JSON that the program prints for these arguments; checks the status.
 json printed(const TemporaryFolder& folder, const std::string& arguments) {
   const auto output = program_test::run(folder, arguments + " --json");
   REQUIRE(output);
@@ -25,7 +25,7 @@ json printed(const TemporaryFolder& folder, const std::string& arguments) {
   return json::parse(output->out);
 }
 
-/// What it says on standard error where it ends with this status.
+/// Standard error of a command that must end with this status.
 std::string refused(const TemporaryFolder& folder, const std::string& arguments, int status) {
   const auto output = program_test::run(folder, arguments);
   REQUIRE(output);
@@ -66,7 +66,7 @@ TEST_CASE("program: generate writes what training left behind, in the bytes of t
   for (const auto& [name, bytes] : plan["peak_by_category"].items()) live += bytes.get<std::size_t>();
   CHECK(live + plan["hole_bytes"].get<std::size_t>() + plan["rounding_bytes"].get<std::size_t>() == plan["peak_bytes"]);
 
-  // A budget of exactly the peak is enough, one byte less is not.
+  // A budget of exactly the peak is enough; one byte less is not.
   const std::size_t peak = plan["peak_bytes"];
   const std::string within =
       "plan char-gpt --generate --threads 1 --batch 3 --context 40 --prompt-tokens 3 --cache i8" + sizes + " --budget ";

@@ -1,5 +1,5 @@
-// Every output of every command: a note that is there stays, what the command reads stays, and the same command runs
-// twice with the same names.
+// Every output of every command: an existing note stays, the command's inputs stay, and the command runs twice with the
+// same names.
 
 #include <filesystem>
 #include <string>
@@ -19,10 +19,10 @@ using files_test::write_text_file;
 namespace fs = std::filesystem;
 
 struct Row {
-  std::string command;  // {} is the folder
+  std::string command;  // {} stands for the folder
   std::string flag;
-  std::string input = {};  // a file that it reads
-  std::string mark = {};   // what a folder's file is called
+  std::string input = {};  // a file that the command reads
+  std::string mark = {};   // the name of the folder's file
 };
 
 std::string in_folder(std::string text, const TemporaryFolder& folder) {
@@ -138,7 +138,7 @@ TEST_CASE("outputs of every command: no input and no file of another kind is rep
     CHECK(refused.status == 2);
     CHECK(contains(refused.error, ": expected a new file"));
     CHECK(read_text_file(folder / note) == "hello\n");
-    const bool is_text = row.command.starts_with("tokenizer decode");  // numbers are what it reads
+    const bool is_text = row.command.starts_with("tokenizer decode");  // its input is numbers
     if (!is_text) {
       for (const char* const more : {"", "", " --overwrite"}) {
         const auto done = run("out", more);

@@ -1,4 +1,4 @@
-// `thimble plan` and `train` under precision policies: what they train in, resume and refuse.
+// `thimble plan` and `train` under precision policies: dtypes, resumed runs and refusals.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -56,7 +56,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     const auto options = [&, name = std::string(precision->name), optimizer = optimizer] {
       models::TrainOptions made = tiny(name);
       made.setup.optimizer = optimizer;
-      if (made.setup.optimizer == "adamw8") made.setup.sizes.width = 32;  // matrices that have state in 8 bits
+      if (made.setup.optimizer == "adamw8") made.setup.sizes.width = 32;  // matrices whose state is in 8 bits
       return made;
     };
     const models::TrainOptions whole = options();
@@ -77,7 +77,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     without.setup.precision.clear();
     without.setup.dtype = precision->parameters;
     without.resume = first.save;
-    // One dtype for everything is the same by either name.
+    // A single dtype is the same run by either name.
     CHECK(refusal(without).empty() == (precision->name == "O0" || precision->name == "O3"));
   }
 }
@@ -127,7 +127,7 @@ TEST_CASE("program: FP8 says what runs in it and what does not", "[precision][pr
   CHECK(fp8.at("fallbacks").empty());
   CHECK(fp8.at("higher_precision").front() == "gpt.wte");
   CHECK(fp8.at("products") == "of bf16 values, in which FP8 ones are exact");
-  // Scales of blocks have units on some machines.
+  // Some machines multiply with scales of blocks in hardware.
   const std::string block =
       "plan char-gpt --layers 1 --width 32 --heads 2 --seq 8 --precision fp8-block --device cuda ";
   for (const auto& [machine, products] : {std::pair("h200-141gb", "of codes: y and dx"),
@@ -152,8 +152,8 @@ TEST_CASE("program: FP8 says what runs in it and what does not", "[precision][pr
   CHECK(contains(strict->error, "fp8: mlp.fc1 would fall back to a higher precision"));
 }
 
-// ---- The loss scale and the FP8 recipe of `thimble plan` and `train`: what they change, and what a run must share
-// with the checkpoint that it goes on from.
+// ---- The loss scale and the FP8 recipe of `thimble plan` and `train`: their effects, and which settings a run must
+// share with the checkpoint it resumes.
 
 namespace {
 
@@ -177,7 +177,7 @@ models::TrainOptions with_dropout(const std::string& precision) {
   return options;
 }
 
-/// Trains at once, and again from a checkpoint of the middle: losses, rates, and the file at the end are the same.
+/// Trains in one run and again from a checkpoint at `middle`: losses, rates and the final file are equal.
 void check_resumes(models::TrainOptions options, std::int64_t middle) {
   const TemporaryFolder folder;
   std::vector<double> rates, rest_rates;
@@ -187,7 +187,7 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
   REQUIRE(whole.report.scaler.has_value());
   CHECK(whole.report.scaler->skipped_steps > 0);
   CHECK(whole.report.scaler->skipped_steps < middle);
-  // The schedule depends on the steps in all, so the part is cut off by throwing in the step after it was saved.
+  // The schedule depends on the total steps, so throwing in the step after the save cuts the run off.
   options.save = folder / "part", options.save_every = middle;
   const models::PreparedTraining prepared = models::prepare_training(options);
   CHECK_THROWS_WITH(models::train(prepared,
@@ -204,7 +204,7 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
   CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);
   CHECK(rest.report.scaler == whole.report.scaler);
   CHECK(whole.report.skipped_steps == whole.report.scaler->skipped_steps);
-  CHECK(rest.report.skipped_steps == 0);  // all were before the middle
+  CHECK(rest.report.skipped_steps == 0);  // all skips came before the middle
   CHECK(read_text_file(folder / "rest") == read_text_file(folder / "whole"));
 }
 
@@ -343,7 +343,7 @@ TEST_CASE("program: flags of the loss scale and of FP8", "[precision][program]")
   };
   const auto longer = program_test::run(folder, plan + "--precision fp8 --fp8-history 32");
   REQUIRE(longer->status == 0);
-  CHECK(parameters(*longer) - parameters(*plain) == 8 * 3 * 16 * 4);  // layers, tensors, steps more, f32
+  CHECK(parameters(*longer) - parameters(*plain) == 8 * 3 * 16 * 4);  // layers, tensors, additional steps, f32
   CHECK(program_test::run(folder, plan + "--precision fp8 --fp8-margin 2 --fp8-hybrid off")->status == 0);
   const auto scaled = program_test::run(folder, plan + "--precision O3 --loss-scale 512");
   REQUIRE(scaled->status == 0);
@@ -380,7 +380,7 @@ TEST_CASE("program: flags of the loss scale and of FP8", "[precision][program]")
     CHECK(refused->out.empty());
   }
 
-  // A static scale that is a power of two changes no bit in f32; what a policy is changed to changes what is trained.
+  // A static scale that is a power of two changes no bit in f32; changed settings of a policy change training.
   const std::string train = "train " + model + "--data synthetic --steps 6 --eval-batches 1 --json ";
   const auto last = [&](const std::string& flags) {
     const auto out = program_test::run(folder, train + flags);

@@ -1,4 +1,4 @@
-// `thimble` and the process around its arena: what is stated, what is refused, and with which status.
+// `thimble` and the process around its arena: reports, refusals and their statuses.
 
 #include <cstddef>
 #include <cstdlib>
@@ -46,7 +46,7 @@ TEST_CASE("program: plan and train state what is outside of the arena, and train
   CHECK(report.at("differences") == "");
   const auto peak = report.at("process_peak_bytes").get<std::size_t>();
   CHECK(peak <= report.at("predicted_peak_bytes").get<std::size_t>() + sum_of_parts(report));
-  CHECK(report.at("outside").at("data_bytes").get<std::size_t>() >= (std::size_t{1} << 20));  // generated text
+  CHECK(report.at("outside").at("data_bytes").get<std::size_t>() >= (std::size_t{1} << 20));  // the generated text
 }
 
 TEST_CASE("program: a budget for the process", "[program][process]") {
@@ -66,7 +66,7 @@ TEST_CASE("program: a budget for the process", "[program][process]") {
   CHECK(report.at("budget_bytes").get<std::size_t>() < budget);
   CHECK(report.at("process_peak_bytes").get<std::size_t>() <= budget);
   CHECK(report.at("loss_last") == whole.at("loss_last"));
-  // 10,000 events of placed steps are in the promise, too.
+  // The promise includes 10,000 events of placed steps.
   const auto deep = program_test::run(folder,
                                       "train char-gpt --layers 120 --heads 4 --width 64 --seq 64 --batch 4 --steps 1 "
                                       "--eval-batches 1 --data synthetic --json --process-budget 150MiB");
@@ -102,7 +102,7 @@ TEST_CASE("program: a limit of the kernel without room is refused before the fir
   }
 }
 
-#if !defined(THIMBLE_TEST_HAS_SANITIZER)  // whose shadow takes more addresses than any limit here
+#if !defined(THIMBLE_TEST_HAS_SANITIZER)  // its shadow memory takes more addresses than any limit here
 TEST_CASE("program: what the system refuses to give has status 3, wherever it is asked for", "[program][process]") {
   const TemporaryFolder folder;
   const auto plain = program_test::run(folder, train);

@@ -1,4 +1,4 @@
-// What `thimble` says of a run in low precision, and flags that a command has no use for.
+// Reports of `thimble` on runs in low precision, and flags without effect on a command.
 
 #include <filesystem>
 #include <string>
@@ -114,7 +114,7 @@ TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy
     }
     CHECK(refusal(precision, DType::f32, DType::i8).empty());
   }
-  // Under O1 residual sums of a transformer are f32, and those of a net of convolutions f16.
+  // Under O1 a transformer's residual sums are f32, a convolutional net's f16.
   CHECK(contains(refusal("O1", DType::f32, DType::bf16, true), "`allows_lossy`: bf16 is no narrower"));
   CHECK(refusal("O1", DType::f32, DType::i8, true).empty());
   CHECK(refusal("O0", DType::f32, DType::bf16, true).empty());
@@ -144,7 +144,7 @@ TEST_CASE("program: what is packed, to what, and the bytes before and after", "[
   if (!kept) return;
   CHECK(nlohmann::json::parse(kept->out).at("packed_dtypes").empty());
   for (const auto& [name, dtype] : {std::pair("bf16", DType::bf16), std::pair("i8", DType::i8)}) {
-    int budget = 0;  // one that is met by packing
+    int budget = 0;  // MiB; the plan packs
     for (const int mib : {20, 22, 24, 26}) {
       const auto plan = program_test::run(
           folder, "plan " + larger + "--json --allow-lossy=" + name + " --budget " + std::to_string(mib) + "MiB");
@@ -183,7 +183,7 @@ TEST_CASE("program: train says its precision, the loss scale at the end, and ski
   CHECK(contains(o2->out, "  loss scale       65536 at the end\n"));
   CHECK(contains(program_test::run(folder, train + "--steps 2 --dtype f16 --loss-scale 128")->out,
                  "  precision        all f16, loss scale 128\n"));
-  // Doubled after every good step, the scale is too large soon.
+  // A scale that doubles after every good step soon gets too large.
   const std::string skips = train + "--steps 20 --precision O2 --loss-scale-interval 1 ";
   const auto json = nlohmann::json::parse(program_test::run(folder, skips + "--json")->out);
   const auto skipped = json.at("skipped_steps").get<std::int64_t>();
@@ -192,7 +192,7 @@ TEST_CASE("program: train says its precision, the loss scale at the end, and ski
       contains(program_test::run(folder, skips)->out, " at the end, " + std::to_string(skipped) + " steps skipped\n"));
   CHECK(json.at("is_finite") == true);
   CHECK(contains(program_test::run(folder, "plan " + model + "--precision O2")->out, "  precision: O2, dynamic loss"));
-  // 8 bits without scales are said so.
+  // A run with unscaled 8 bits says so.
   const auto eight = program_test::run(folder, train + "--steps 2 --dtype f8e4m3");
   CHECK(eight->status == 0);
   CHECK(

@@ -1,5 +1,5 @@
-// The program `thimble`: what it trains, writes and prints, and how it refuses. Training is called in process; what
-// only the program shows (its messages, exit status and JSON) is read from the program itself, where its path is known.
+// The program `thimble`: training, files, output and refusals. Tests call training in process, and run the program
+// itself, where its path is known, for messages, exit status and JSON.
 
 #include <cmath>
 #include <cstdlib>
@@ -62,7 +62,7 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
   cases.push_back({"evaluations in between and a sample", tiny("char-gpt")});
   cases.back().options.steps = 7;
   cases.back().options.eval_every = 2;
-  cases.back().options.sample = 24;  // more than the sequence
+  cases.back().options.sample = 24;  // longer than the sequence
   cases.push_back({"many granules", tiny("char-gpt")});
   cases.back().options.setup.sizes.width = 128;
   cases.back().options.setup.sizes.sequence = 64;
@@ -130,7 +130,7 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
 
     options.save = folder / "part.safetensors";
     options.save_every = 3;
-    // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
+    // The schedule depends on the total steps, so throwing cuts the run off after it has saved.
     const models::PreparedTraining prepared = models::prepare_training(options);
     CHECK_THROWS_WITH(models::train(prepared,
                                     [](const nn::Progress& p) {
@@ -231,7 +231,7 @@ TEST_CASE("program: numbers in flags") {
 TEST_CASE("program: what is wrong is told before anything is written") {
   const TemporaryFolder folder;
   struct Case {
-    const char* message;  // a part of it
+    const char* message;  // part of it
     void (*change)(TrainOptions&, const TemporaryFolder&);
   };
   const std::vector<Case> cases{
@@ -304,7 +304,7 @@ TEST_CASE("program: exit status and the one line of an error") {
   };
   for (const auto& [arguments, message] : refused) {
     const auto result = program_test::run(folder, arguments);
-    if (!result) return;  // the library alone was built
+    if (!result) return;  // only the library was built
     CAPTURE(arguments);
     CHECK(result->status == 2);
     CHECK(result->out.empty());
@@ -326,7 +326,7 @@ TEST_CASE("program: JSON of train, inspect, devices and models") {
                         "train char-gpt --data synthetic --layers 1 --heads 2 --width 16 --seq 8 --batch 2 "
                         "--steps 2 --sample 5 --json --save '" +
                             file + "' --log '" + (folder / "log") + "'");
-  if (!trained) return;  // the library alone was built
+  if (!trained) return;  // only the library was built
   REQUIRE(trained->status == 0);
   const auto train = nlohmann::json::parse(trained->out);
   for (const char* key : {"loss_first", "loss_last", "predicted_peak_bytes", "measured_peak_bytes", "rss_peak_bytes",
@@ -347,7 +347,7 @@ TEST_CASE("program: JSON of train, inspect, devices and models") {
   CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "model.wte.weight"));
   CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "checksums hold"));
   CHECK(inspect["checksums"] == "hold");
-  // A bit of any tensor that changed is told by the tensor's name.
+  // A changed bit in a tensor is reported with the tensor's name.
   const SafetensorsHeader header = SafetensorsReader(file).header();
   const std::string whole = files_test::read_text_file(file);
   for (const SafetensorsEntry& entry : header.tensors) {

@@ -28,7 +28,7 @@ namespace {
 
 constexpr double gib = 1073741824.0;
 
-// ---- Colour: sRGB to OKLab, and how it looks to eyes without one kind of cone. ----
+// ---- Colour: sRGB to OKLab, and its appearance without one kind of cone. ----
 
 using Colour = std::array<double, 3>;
 
@@ -99,7 +99,7 @@ std::string joined(const AxisTicks& ticks) {
   return text;
 }
 
-// No two texts of a drawing touch, and none leaves it.
+// Texts of a drawing neither touch nor leave it.
 void check_drawing(const std::string& svg) {
   const std::vector<markup::TextBox> boxes = markup::text_boxes(svg);
   const auto [width, height] = markup::view_box(svg);
@@ -119,7 +119,7 @@ void check_drawing(const std::string& svg) {
   }
 }
 
-// A picture of a page has its legends in drawings beside the first.
+// A page's picture may consist of several drawings, since legends are separate.
 void check_layout(const std::string& picture) {
   std::size_t drawings = 0;
   for (std::size_t at = picture.find("<svg"); at != std::string::npos; at = picture.find("<svg", at + 1), ++drawings) {
@@ -221,7 +221,7 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
   };
   add_report(report_sample::sample_report());
 
-  // Corners: nothing to show, one point, long names, hostile names, budgets near and far, peaks at both ends.
+  // Corner cases: nothing to show, one point, long names, hostile names, budgets near and far, peaks at both ends.
   Plot empty{.name = "empty", .title = "", .caption = "", .x = {}, .y = {}, .series = {}};
   pictures.push_back(svg_plot(empty));
   Plot names = empty;
@@ -288,7 +288,7 @@ TEST_CASE("report: a file brings its colours, a page gives them", "[report]") {
   CHECK(file.rfind("<?xml", 0) == 0);
   CHECK(on_page.find("<?xml") == std::string::npos);
   CHECK(palette_css().find("--activation:#349077") != std::string::npos);
-  CHECK(file == svg_stacked_area(timeline));  // the same data gives the same bytes
+  CHECK(file == svg_stacked_area(timeline));  // equal data gives equal bytes
 }
 
 TEST_CASE("report: the peak is marked and survives fewer columns than events", "[report]") {
@@ -346,13 +346,13 @@ TEST_CASE("report: the pointer is told the exact bytes of every event", "[report
 }
 
 TEST_CASE("report: blocks of a map, to half a pixel", "[report]") {
-  const Frame frame{.left = 40, .top = 10, .right = 140, .bottom = 90};  // 10 event times and 2 addresses a pixel
+  const Frame frame{.left = 40, .top = 10, .right = 140, .bottom = 90};  // 10 event times and 2 addresses per pixel
   const Paint red{"red", "#f00", "#f00"}, blue{"blue", "#00f", "#00f"};
   Svg svg(Medium::file, 200, 100, "", "");
   const AxisTicks x{.low = 0, .high = 1000, .ticks = {}}, y{.low = 0, .high = 160, .ticks = {}};
   const std::vector<MapBlock> blocks = {{{{100, red}, {400, blue}}, 700, 20, 60, "a"},
-                                        {{{800, red}}, 804, 0, 0.5},   // of half a pixel at least
-                                        {{{900, blue}}, 930, 40, 40},  // an edge above 3 pixels, either way
+                                        {{{800, red}}, 804, 0, 0.5},   // at least half a pixel
+                                        {{{900, blue}}, 930, 40, 40},  // edged, as both sides exceed 3 pixels
                                         {{{840, red}}, 871, 100, 6},
                                         {{{840, red}}, 871, 110, 7}};
   draw_map(svg, frame, x, y, {"", blocks, {}});

@@ -1,5 +1,5 @@
 #pragma once
-// A report of the size and shape of a real one, made from formulas. All figures are invented but plausible.
+// A report with the size and shape of a real one, from formulas. All figures are invented but plausible.
 
 #include <algorithm>
 #include <cmath>
@@ -223,7 +223,7 @@ inline Experiment timeline_experiment() {
   return experiment;
 }
 
-/// Time against bytes: a scatter of plans, prediction only.
+/// Time against bytes: a scatter of predicted plans.
 inline Experiment budget_experiment() {
   Experiment experiment;
   experiment.name = "budget";

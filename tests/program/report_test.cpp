@@ -102,7 +102,7 @@ TEST_CASE("report: the terminal table is aligned", "[report]") {
   const Experiment experiment = small_experiment();
   const std::string table = to_table(experiment);
   CHECK(occurrences(table, "1.00 MiB (1,048,576)") == 4);
-  CHECK(occurrences(table, "\xE2\x9C\x93") == 2);  // the heading and the one equal row
+  CHECK(occurrences(table, "\xE2\x9C\x93") == 2);  // the heading and the only equal row
   std::set<std::size_t> widths;
   std::size_t begin = 0;
   for (std::size_t end; (end = table.find('\n', begin)) != std::string::npos; begin = end + 1) {
@@ -120,7 +120,7 @@ TEST_CASE("report: the terminal table is aligned", "[report]") {
   CHECK(to_table(bare) == "\n\n");
   bare.rows.resize(1);
   bare.rows[0].config = {{"n", std::int64_t{-12'345}}};
-  bare.rows[0].predicted_bytes = bare.rows[0].measured_bytes = -5;  // columns that no row fills are left out
+  bare.rows[0].predicted_bytes = bare.rows[0].measured_bytes = -5;  // the table omits columns without values
   const std::string r = "\xE2\x94\x80", mark = "\xE2\x9C\x93";
   const auto rule = [&](int width) {
     std::string line;
@@ -142,7 +142,7 @@ TEST_CASE("report: the process stands beside its promise", "[report]") {
   CHECK(table.find("  promised  ") != std::string::npos);
   CHECK(table.find("\xE2\x80\x93 nothing ran") != std::string::npos);
   CHECK(table.find("1.91 MiB (2,000,000)  2.00 MiB (2,097,152)") != std::string::npos);
-  CHECK(table.find("height") != std::string::npos);  // what differs, though the peaks are equal
+  CHECK(table.find("height") != std::string::npos);  // a differing figure shows, though the peaks are equal
   CHECK(write_csv(experiment).find(",1048576,1048576,2000000,2097152,48000,") != std::string::npos);
   const auto row = nlohmann::json::parse(write_json(report_of(experiment)))["experiments"][0]["rows"][0];
   CHECK(row["process_peak_bytes"] == 2'000'000);
@@ -200,8 +200,8 @@ TEST_CASE("report: results.json has the keys that scripts depend on", "[report]"
   CHECK(experiment["rows"][2] == nlohmann::json::parse(R"({"config":{"model":"mlp","n":7},"theory_bytes":null,
     "predicted_bytes":1048576,"measured_bytes":null,"process_peak_bytes":null,"process_promise_bytes":null,
     "no_process":"nothing ran","lacks":"a disk","remainder":{},"ms":null,"gain":null})"));
-  CHECK(experiment["rows"][1]["ms"].is_null());                    // NaN has no JSON form
-  CHECK(text.find("\"config\"") < text.find("\"theory_bytes\""));  // the order is the reader's
+  CHECK(experiment["rows"][1]["ms"].is_null());                    // JSON has no NaN
+  CHECK(text.find("\"config\"") < text.find("\"theory_bytes\""));  // keys keep the reader's order
   CHECK(text.back() == '\n');
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("report: the page is whole by itself", "[report]") {
     INFO(outside);
     CHECK(html.find(outside) == std::string::npos);
   }
-  // The only addresses are the names of namespaces.
+  // The only addresses are XML namespaces.
   CHECK(occurrences(html, "http://") == occurrences(html, "http://www.w3.org/2000/svg"));
   std::set<std::string> ids;
   for (std::size_t at = 0; (at = html.find(" id=\"", at)) != std::string::npos; ++at) {
@@ -237,7 +237,7 @@ TEST_CASE("report: the page says what was found", "[report]") {
   struct Case {
     std::function<void(Experiment&)> change;
     const char* sentence;
-    const char* mark;  // all are this one
+    const char* mark;  // all marks are this
   };
   const std::vector<Case> cases = {
       {[](Experiment&) {}, "In 1 of the 2 configurations that were run", "alarm"},

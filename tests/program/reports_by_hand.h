@@ -25,7 +25,7 @@ namespace reports_test {
 using namespace thimble;
 using nlohmann::json;
 
-/// Numbers that no two fields share. All have six digits, so that none is a part of another one.
+/// Numbers that no two fields share. All have six digits, so that none is part of another.
 class Numbers {
  public:
   std::int64_t next() { return last_ += 1009; }
@@ -42,7 +42,7 @@ class Numbers {
   std::int64_t last_ = 100'000;
 };
 
-/// Standard output goes to a file as long as this lives.
+/// Redirects standard output to a file for a scope.
 class Redirected {
  public:
   Redirected() : kept_((std::fflush(stdout), dup(STDOUT_FILENO))), file_(std::fopen((folder_ / "out").c_str(), "w")) {
@@ -89,7 +89,7 @@ inline json outside_of(const memory::OutsideBytes& o) {
           {"nodes_bytes", o.nodes}, {"staging_bytes", o.staging}, {"data_bytes", o.data}};
 }
 
-/// Both documents have the same values under the same keys; the first other one is named.
+/// Compares two documents key by key and names the first difference.
 inline void check_same(const std::string& text, const json& expected) {
   const json told = json::parse(text).flatten(), flat = expected.flatten();
   for (const auto& [path, value] : flat.items()) {
@@ -103,12 +103,12 @@ inline void check_same(const std::string& text, const json& expected) {
   }
 }
 
-/// "name 123,456 120.56 KiB": a line of bytes in a table.
+/// A table's line of bytes: "name 123,456 120.56 KiB".
 inline std::string bytes_line(const std::string& name, std::size_t bytes) {
   return name + " " + format_grouped(bytes) + " " + format_bytes(bytes);
 }
 
-/// A line of each category.
+/// A line for each category.
 inline std::vector<std::string> category_lines(const CategoryBytes& bytes) {
   const char* const names[] = {"parameter", "gradient",  "optimizer", "activation",
                                "temporary", "workspace", "input",     "communication"};
@@ -117,24 +117,24 @@ inline std::vector<std::string> category_lines(const CategoryBytes& bytes) {
   return lines;
 }
 
-/// "12.3".
+/// A number with fixed decimals: "12.3".
 inline std::string fixed(double value, int decimals) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", decimals, value);
   return text;
 }
 
-/// "12.3 %" of 0.123.
+/// "12.3 %" for 0.123.
 inline std::string percent(double share) { return report::format_percent(share); }
 
-/// Lists one after the other.
+/// Concatenates lists.
 inline std::vector<std::string> joined(std::vector<std::vector<std::string>> lists) {
   std::vector<std::string> all;
   for (const std::vector<std::string>& list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
 }
 
-/// A table has these lines, with one space for each run of spaces, and no others.
+/// Compares a table, with runs of spaces as one, with exactly these lines.
 inline void check_lines(const std::string& table, const std::vector<std::string>& expected) {
   std::vector<std::string> lines;
   std::istringstream in(table);

@@ -1,5 +1,5 @@
-// The reports of plan, generate, certify and quantize, printed from ones made by hand in which all numbers differ: each
-// key has its own number.
+// Reports of plan, generate, certify and quantize, printed from hand-made ones in which all numbers differ, so that a
+// swapped number shows.
 
 #include <limits>
 #include <string>
@@ -196,7 +196,7 @@ TEST_CASE("reports by hand: layouts", "[program]") {
                 n.bytes(),
                 !fits,
                 static_cast<int>(n.next())};
-    j.time = {3 * n.real(), n.real(), n.real(), n.real(), n.real()};  // idle time and parts are of the first
+    j.time = {3 * n.real(), n.real(), n.real(), n.real(), n.real()};  // the first includes idle time and parts
     j.peak_bytes = n.bytes();
     j.fits = fits;
     return j;

@@ -1,4 +1,4 @@
-// The report of a training run, printed from one made by hand in which all numbers differ.
+// The report of a training run, printed from a hand-made one in which all numbers differ.
 
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ struct Trained {
   models::TrainReport report;
 };
 
-// Of two ranks on a GPU, with captured steps, so that all keys are there.
+// A run of two ranks on a GPU with captured steps, so that all keys occur.
 Trained trained(Numbers& n) {
   Trained t;
   models::TrainOptions& o = t.options;
@@ -50,7 +50,7 @@ Trained trained(Numbers& n) {
   r.predicted_peak_bytes = n.bytes(), r.measured_peak_bytes = n.bytes();
   r.offloaded_bytes = n.bytes();
   r.packing = {n.bytes(), n.bytes(), {DType::i8}};
-  r.measured_tier_bytes = n.bytes(), r.predicted_tier_bytes = n.bytes();  // more than measured
+  r.measured_tier_bytes = n.bytes(), r.predicted_tier_bytes = n.bytes();  // above measured
   r.time_overhead = n.real();
   r.cost_model = "by hand";
   r.rss_peak_bytes = n.bytes();
@@ -193,7 +193,7 @@ TEST_CASE("reports by hand: train", "[program]") {
   };
   std::vector<std::string> categories;
   for (const std::string& line : category_lines(t.extra.by_category)) {
-    categories.push_back(line.substr(0, line.find(' ', line.find(' ') + 1)));  // no second unit
+    categories.push_back(line.substr(0, line.find(' ', line.find(' ') + 1)));  // drops the second unit
   }
   const memory::DeviceUse& use = *r.device_use;
   const kernels::LibraryUse& libraries = *r.libraries;

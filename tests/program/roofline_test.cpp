@@ -1,4 +1,4 @@
-// Seconds of a plan, by hand: products by their multiply-adds, the rest by the bytes that are read and written.
+// Seconds of a plan by hand: products from their multiply-adds, the rest from bytes read and written.
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr double call_s = 1e-3;
 
-// Reaches these rates.
+// A machine with these rates.
 nn::Hardware machine(double multiply_adds_per_s, double bytes_per_s) {
   nn::Hardware made = nn::hardware("cpu");
   made.f32_per_s = multiply_adds_per_s;
@@ -57,7 +57,7 @@ struct Recorded {
     }
     graph = TapeGraph::of(tape);
   }
-  // The place of the n-th node of that name.
+  // The index of the n-th node with this name.
   std::size_t node(const std::string& name, int n = 0) const {
     for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
       if (graph.nodes[i].type->name == name && n-- == 0) return i;
@@ -78,7 +78,7 @@ TEST_CASE("roofline: a product once forward, and once backward for each operand 
   const double first = 8 * 16 * 32 / 1e6, second = 8 * 32 * 4 / 1e6;
   INFO(a.forward << " " << a.backward << " " << b.forward << " " << b.backward);
   CHECK(is_near(a.forward, first + call_s));
-  CHECK(is_near(a.backward, first + call_s));  // of the weight alone
+  CHECK(is_near(a.backward, first + call_s));  // only the weight's gradient
   CHECK(is_near(b.forward, second + call_s));
   CHECK(is_near(b.backward, 2 * second + call_s));
 }
@@ -86,12 +86,12 @@ TEST_CASE("roofline: a product once forward, and once backward for each operand 
 TEST_CASE("roofline: all else by its bytes", "[fit]") {
   const Recorded recorded;
   const std::vector<nn::NodeTimes> times = nn::node_times(recorded.graph, machine(1e15, 1e6));
-  // exp keeps its result: forward reads and writes (8, 4), backward reads result and gradient and writes one.
+  // exp keeps its result: forward reads and writes (8, 4); backward reads result and gradient, and writes one.
   const nn::NodeTimes t = times[recorded.node("exp")];
   const double bytes = 8 * 4 * sizeof(float);
   CHECK(is_near(t.forward, 2 * bytes / 1e6 + call_s));
   CHECK(is_near(t.backward, 3 * bytes / 1e6 + call_s));
-  // The second product reads (8, 32) and (4, 32) and writes (8, 4); backward the same again and the gradients.
+  // The second product reads (8, 32) and (4, 32) and writes (8, 4); backward reads all three and writes the gradients.
   const nn::NodeTimes p = times[recorded.node("linear", 1)];
   const double in = (8 * 32 + 4 * 32) * sizeof(float);
   CHECK(is_near(p.forward, (in + bytes) / 1e6 + call_s));
@@ -111,7 +111,7 @@ TEST_CASE("roofline: micro-batches take the time of each, and of adding the grad
   setup.batch = 32;
   setup.micro_batches = 4;
   nn::Planner four(models::zero_batch_run(setup), cpu, machine_);
-  // Two gradients are read and one is written, after each micro-batch but the first.
+  // After each micro-batch but the first, two gradients are read and one is written.
   const double adding = 3 * 3 * sizeof(float) * static_cast<double>(four.parameters()) / machine_.bytes_per_s;
   // Each loss, one element, is multiplied by a quarter, forward and backward.
   const double scaling = 4 * 2 * (call_s + 2 * sizeof(float) / machine_.bytes_per_s);
@@ -129,17 +129,17 @@ TEST_CASE("roofline: a loss stays with the last product", "[fit]") {
     const Recording on(tape);
     const Tensor h = linear(x, first);
     const Tensor y = linear(add(exp(h), h), second);
-    sum(add(square(y), exp(y)));  // y is read twice: a cut behind it would leave a stage without a product
+    sum(add(square(y), exp(y)));  // y is read twice: a cut after it would leave a stage without a product
   }
   const TapeGraph graph = TapeGraph::of(tape);
   const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
   REQUIRE(cuts.size() == 3);
   CHECK(cuts[0] == 0);
-  CHECK(cuts[1] == 1);  // behind the first product, whose result is read twice
+  CHECK(cuts[1] == 1);  // after the first product, whose result is read twice
   CHECK(cuts[2] == graph.nodes.size());
 }
 
-// ---- The machine's ceiling: the loops make the multiply-adds that they count.
+// ---- The machine's ceiling: the loops really make the multiply-adds they count.
 
 using kernels::Isa;
 
@@ -153,7 +153,7 @@ TEST_CASE("ceiling: every chain of every instruction set makes every round", "[c
     const double start = bench::fma_chains(isa, 0, 1, 1);
     CHECK(start == (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11) * lanes);
     CHECK(bench::fma_chains(isa, 1000, 1, 1) - start == 1000 * 12 * lanes);
-    // From i to 2 i + 3, 4 i + 9, 8 i + 21, 16 i + 45: a multiplication that the sums above would not miss.
+    // From i to 2 i + 3, 4 i + 9, 8 i + 21, 16 i + 45: shows a missing multiplication, unlike the sums above.
     CHECK(bench::fma_chains(isa, 4, 2, 3) == 16 * start + 45 * 12 * lanes);
   }
 }
@@ -180,7 +180,7 @@ TEST_CASE("ceiling: the triad of every instruction set computes what it is count
         continue;
       }
       std::fill_n(bench::floats(a), n, 0.0f);
-      // One vector of the widest stays as it was.
+      // Even the widest vector beyond the end stays unchanged.
       bench::triad(isa, bench::floats(a), bench::floats(b), bench::floats(c), 3, n - 16, streams);
       for (std::int64_t i = 0; i < n; ++i) {
         const float product = 3 * bench::floats(c)[i];
@@ -204,13 +204,13 @@ TEST_CASE("ceiling: reading sums every float once", "[ceiling]") {
       CHECK_THROWS_AS(bench::read_sum(isa, bench::floats(x), n), ValueError);
       continue;
     }
-    CHECK(bench::read_sum(isa, bench::floats(x), n) == n * (n + 1) / 2);  // whole numbers below 2^24
+    CHECK(bench::read_sum(isa, bench::floats(x), n) == n * (n + 1) / 2);  // integers below 2^24
     CHECK(bench::read_sum(isa, bench::floats(x), 0) == 0);
   }
   CHECK_THROWS_AS(bench::read_sum(Isa::generic, bench::floats(x), 100), ValueError);
 }
 
-// ---- Where a step's time goes: the table that step_benchmark prints.
+// ---- The time of a step: the table that step_benchmark prints.
 
 TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_profile]") {
   const memory::Stack stack = memory::make_resource(dry(cpu));
@@ -240,11 +240,11 @@ TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_
   CHECK(list[0].forward_s == 3);
   CHECK(list[0].recompute_s == 0.25);
   CHECK(list[0].backward_s == 7);
-  // Forward: x 15, w 12, b 4, h 20; then h 20, u 8 and 10 of the result.
+  // Forward: x 15, w 12, b 4, h 20; then h 20, u 8 and the result 10.
   CHECK(list[0].forward_bytes == 4 * (51 + 38));
-  // Backward: dh 20, x 15, dw 12, db 4; then dy 10, h 20 and u 8 that it saved, dh 20 and du 8.
+  // Backward: dh 20, x 15, dw 12, db 4; then dy 10, saved h 20 and u 8, dh 20 and du 8.
   CHECK(list[0].backward_bytes == 4 * (51 + 66));
-  // 5 x 4 x 3 forward and once more, x needs no gradient; 5 x 2 x 4 forward and twice more.
+  // 5 x 4 x 3 forward and once in backward, since x needs no gradient; 5 x 2 x 4 forward and twice in backward.
   CHECK(list[0].multiply_adds == 2 * 60 + 3 * 40);
   CHECK(list[1].name == "add");
   CHECK(list[1].seconds() == 9);

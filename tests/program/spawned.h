@@ -1,6 +1,6 @@
 #pragma once
-// Child processes of a test that can be killed at any moment, also as process 1 of a namespace of their own: there
-// every child has the same process id, as in containers.
+// Child processes that a test can kill at any moment, optionally as process 1 of a new namespace. There every child has
+// the same process id, as in containers.
 
 #include <chrono>
 #include <cstdlib>
@@ -16,18 +16,18 @@
 
 namespace spawned_test {
 
-/// How a child ended: its exit status, or -n when signal n ended it.
+/// A child's exit status, or -n if signal n ended it.
 inline int ending(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
 
 class Spawned {
  public:
-  /// Runs `arguments` (the program first) with its output in two files. `is_first`: as process 1 of a namespace.
+  /// Runs `arguments` (the program first) with its output in two files. `is_first` makes it process 1 of a namespace.
   Spawned(const std::vector<std::string>& arguments, const std::string& out, const std::string& error,
           bool is_first = false) {
     std::vector<char*> argv;
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
-    int ids[2];  // the id of the program, as this process knows it
+    int ids[2];  // a pipe for the program's id, as this process sees it
     if (::pipe2(ids, O_CLOEXEC) != 0) return;
     child_ = ::fork();
     if (child_ == 0) {
@@ -35,7 +35,7 @@ class Spawned {
         tell(ids[1], ::getpid());
         execute(argv, out, error);
       }
-      // The next child is the first process of the new namespace; its id is one of this namespace, too.
+      // The next child is the first process of the new namespace; this namespace has an id for it, too.
       if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(126);
       const pid_t inner = ::fork();
       if (inner == 0) execute(argv, out, error);
@@ -55,10 +55,10 @@ class Spawned {
     if (child_ > 0) kill_and_wait();
   }
 
-  /// False where the system allows no namespaces.
+  /// False if the system allows no namespaces.
   bool is_started() const { return is_started_; }
   void send(int signal) const {
-    if (program_ > 0) ::kill(program_, signal);  // to 0 it would go to this process as well
+    if (program_ > 0) ::kill(program_, signal);  // an id of 0 would signal this process, too
   }
   int wait() {
     int status = 0;
@@ -78,7 +78,7 @@ class Spawned {
     }
     return child_ > 0;
   }
-  /// After is_running() was false.
+  /// Valid once is_running() is false.
   int last_ending() const { return ending_; }
 
  private:

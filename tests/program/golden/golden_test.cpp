@@ -1,15 +1,15 @@
-// The program's whole output, pinned: each file beside this one is a transcript of commands. With the generic kernels
-// and two threads a command prints the same bytes, losses and plans on every machine; `masks` lists all that it does
-// not.
+// The program's whole output, pinned: each .txt file in this folder is a transcript of commands. With the generic
+// kernels and two threads, a command prints the same bytes, losses and plans on every machine, except for the places in
+// `masks`.
 //
-//   $ COMMAND     a shell's line; all lines of a file run in one folder, in their order
-//   TEXT          its standard output; JSON has the breaks of json_lines(), and "\" precedes a line that begins with $,
-//                 #, !, = or a backslash
+//   $ COMMAND     a shell line; a file's commands run in order in one folder
+//   TEXT          standard output; JSON is broken by json_lines(), and "\" precedes a line that starts with $, #, !,
+//                 = or a backslash
 //   ! TEXT        standard error
-//   = N           its status, where it is not 0
+//   = N           the status, unless it is 0
 //
 // `thimble_golden_tests '[.redraw]'` (tools/figures.sh) runs all commands and writes their output; git shows the
-// changes. Read each before it is committed: a pinned mistake is worse than none.
+// changes. Read each before you commit it: a pinned mistake is worse than none.
 
 #include <algorithm>
 #include <cstdlib>
@@ -37,7 +37,7 @@ using files_test::write_text_file;
 using Lines = std::vector<std::string>;
 using nlohmann::ordered_json;
 
-/// Times, rates, dates, this machine, and bytes of the program's code and of the process: @ becomes ~.
+/// Times, rates, dates, this machine, and bytes of the program's code and of the process: text at @ becomes ~.
 const char* const masks[] = {
     "(planned in |speed +|moved .*, in )@( ms)",
     "( )@( items/s)",
@@ -55,7 +55,7 @@ const char* const masks[] = {
     "(^  time .* -> )@( ms)",
     "(^  time .*, )@( times as fast)",
     "( stage in )@( ms)",
-    "(^ +[0-9]+ +[0-9,]+ +[0-9,]+ +[0-9,]+ .*[KM]iB +)@()",  // of a rank's process
+    "(^ +[0-9]+ +[0-9,]+ +[0-9,]+ +[0-9,]+ .*[KM]iB +)@()",  // a rank's process
     "(tokens, )@( a second)",
     "(; the prompt's [0-9]+ in )@( s)",
     "(\\bThimble )@()",
@@ -66,7 +66,7 @@ std::regex pattern_of(std::string mask, const std::string& value) {
   return std::regex(mask.replace(mask.find('@'), 1, value));
 }
 
-/// The same for the keys of JSON.
+/// Keys of JSON with such values.
 const std::set<std::string> masked_keys = [] {
   std::set<std::string> keys = walk_test::volatile_keys();
   keys.insert({"code_bytes", "process_bytes"});
@@ -94,7 +94,7 @@ void mask_keys(ordered_json& value) {
   }
 }
 
-/// JSON in few lines, broken behind commas.
+/// JSON in few lines, broken after commas.
 Lines json_lines(ordered_json value) {
   mask_keys(value);
   const std::string text = value.dump();
@@ -110,7 +110,7 @@ Lines json_lines(ordered_json value) {
   return lines;
 }
 
-/// The transcript of `command`, which runs in `folder`.
+/// The transcript of `command`, run in `folder`.
 Lines transcript(const fs::path& folder, const std::string& command) {
   write_text_file(folder / "command.sh", command + "\n");
   const std::string line = "cd '" + folder.string() + "' && sh command.sh >stdout 2>stderr </dev/null";
@@ -130,7 +130,7 @@ Lines transcript(const fs::path& folder, const std::string& command) {
   return result;
 }
 
-/// One command of a transcript, or lines that are none: comments and the empty ones.
+/// A command with its output, or comments and empty lines.
 struct Entry {
   std::string command;
   Lines lines;
@@ -149,11 +149,11 @@ std::vector<Entry> entries_of(const fs::path& file) {
 
 fs::path golden_folder() { return files_test::tests_folder() / "program/golden"; }
 
-/// A folder with the files that commands read, and scripts:
-///   thimble, library      the program, and that of library.cpp
-///   pick PATTERN          the lines of JSON with such keys, but for masked ones
-///   refuse COMMAND ...    the arguments, with the status and the text of the error, or that they are taken
-///   words FILE            a page's text without its tags, style and script
+/// A folder with the input files of commands, and scripts:
+///   thimble, library      the program, and library.cpp's program
+///   pick PATTERN          the lines of JSON with matching keys, except masked keys
+///   refuse COMMAND ...    the arguments with the status and the error's text, or "taken"
+///   words FILE            a page's text without tags, style and script
 struct Place {
   files_test::TemporaryFolder folder;
   Place() {
@@ -164,7 +164,7 @@ struct Place {
     fs::create_symlink(path.parent_path() / "thimble_golden_library", folder / "library");
     fs::copy_file(files_test::tests_folder() / "fuzz/corpus/tokenizer/gpt2", folder / "tokenizer.json");
     fs::copy_file(files_test::tests_folder() / "fuzz/corpus/tokenizer/llama3", folder / "other.json");
-    std::string text;  // 23 letters in an order that a model can learn
+    std::string text;  // 23 letters in a learnable order
     for (int i = 0; i < 4000; ++i) text += i % 61 == 60 ? '\n' : static_cast<char>('a' + (i * i + i / 7) % 23);
     write_text_file(folder / "text.txt", text);
     const auto script = [&](const std::string& name, const std::string& text) {
@@ -193,7 +193,7 @@ END { print "" }' "$1" | fold -w 110
   }
 };
 
-/// Runs the commands of a file. With `redraws`, the file then has their output; else each must have printed its lines.
+/// Runs the commands of a file. `redraws` writes their output to the file; otherwise each must print its lines.
 void run(const std::string& name, bool redraws) {
   const fs::path file = golden_folder() / (name + ".txt");
   const std::string disk = offload_test::disk_folder();  // some commands offload to their folder
@@ -230,7 +230,7 @@ TEST_CASE("golden: refusals") { run("refusals", false); }
 TEST_CASE("golden: library") { run("library", false); }
 TEST_CASE("golden: write all outputs anew", "[.redraw]") {
   for (const char* const name : names) {
-    SECTION(name) { run(name, true); }  // one file: -c NAME
+    SECTION(name) { run(name, true); }  // only one file: -c NAME
   }
 }
 

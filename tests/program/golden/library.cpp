@@ -1,6 +1,5 @@
-// Runs of nn::Trainer, as text: `library CASE` prints its plan, every loss to the bit, its report and its memory
-// (library.txt). Without a name it lists
-// the cases; `refusals` prints the errors.
+// Runs of nn::Trainer as text: `library CASE` prints its plan, every loss to the bit, its report and its memory
+// (library.txt). Without a name it lists the cases; `refusals` prints the errors.
 
 #include <cstdio>
 #include <cstring>
@@ -23,7 +22,7 @@ using namespace thimble;
 using namespace own_program;
 using Options = nn::TrainerOptions;
 
-/// Numbers that divide nothing.
+/// Sizes without common divisors.
 Program odd_program(std::int64_t more = 0) {
   Sizes sizes;
   sizes.width = 37, sizes.depth = 5;
@@ -141,7 +140,7 @@ const std::vector<Case> cases{
        options.step.fuses_optimizer = nn::FusedUpdate::unsecured;
        train(odd_program(), options);
      }},
-    {"scaled",  // steps are skipped
+    {"scaled",  // skips steps
      [] {
        Program own = odd_program();
        own.loss = [](Net& net, const Batch& batch) { return mul(mse_loss(net(batch.x), batch.y), 5.0); };
@@ -237,7 +236,7 @@ const std::vector<Case> cases{
      }},
 };
 
-/// `call` must throw; its text, after the refused option.
+/// `call` must throw; prints the refused option and the message.
 void refused(const char* name, const Program& own, const Options& options) {
   try {
     nn::Trainer<Net, Batch>(own, options).run();

@@ -1,5 +1,5 @@
-// Every flag of every command is given, and shown to reach its effect. The rows are in flags.txt, the flags come from
-// the parsers. The verdicts are written beside the build, to flags_and_keys.txt.
+// Gives every flag of every command and shows that it takes effect. The rows are in flags.txt, the flags come from the
+// parsers. Verdicts go to flags_and_keys.txt in the build folder.
 
 #include <algorithm>
 #include <cstdlib>
@@ -37,7 +37,7 @@ std::string stripped(std::string text) {
   return text;
 }
 
-// Parts between `at`, with " | " between cells, whose text may have a | in it.
+// Splits at `at`; a | counts only as " | ", since a cell's text may contain one.
 std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts{""};
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -61,7 +61,7 @@ std::vector<std::string> groups_of(const std::string& arguments) {
 
 std::string flag_of(const std::string& group) { return group.substr(0, group.find_first_of(" =")); }
 
-// `base` with what `given` has in place of its own: names before the flags, and flags.
+// `base` with its names and flags replaced by the ones in `given`.
 std::string merged(const std::string& base, const std::string& given) {
   const std::vector<std::string> groups = groups_of(base), own = groups_of(given);
   std::string line = " " + (own[0].empty() ? groups[0] : own[0]);
@@ -73,7 +73,7 @@ std::string merged(const std::string& base, const std::string& given) {
   return line;
 }
 
-// By "command flag", the help of each.
+// Help texts by "command flag".
 using Flags = std::map<std::string, std::string>;
 
 Flags flags_of(const CLI::App& command, const std::string& prefix) {
@@ -101,7 +101,7 @@ Flags all_flags() {
   return flags;
 }
 
-// The value of a flag that is not given, where its help ends with one: "Tokens to write (100)". Empty: it is in words.
+// A flag's default if its help ends with one, as in "Tokens to write (100)"; empty if the default is in words.
 std::string default_of(const std::string& help) {
   const std::size_t open = help.rfind('(');
   if (open == std::string::npos || !help.ends_with(")")) return "";
@@ -113,7 +113,7 @@ std::string default_of(const std::string& help) {
              : "";
 }
 
-// Another number that is close to this one; empty: it is a word.
+// Another number close to this one; empty if `value` is a word.
 std::string beside(const std::string& value) {
   std::size_t end = 0;
   try {
@@ -125,11 +125,11 @@ std::string beside(const std::string& value) {
   }
 }
 
-// The table: rows, what every command is run with, and lines that make files on the way.
+// The table: rows, arguments common to a command's rows, and lines that make files.
 struct Table {
-  std::map<std::string, std::string> bases;  // "@name": arguments; "train": arguments of every row of it
-  std::vector<Row> rows;                     // a row without a flag is run for its files
-  std::vector<Row> modes;                    // `verdict` names flags whose effect is not seen in the mode `with`
+  std::map<std::string, std::string> bases;  // "@name": arguments; "train": arguments of all its rows
+  std::vector<Row> rows;                     // a row without a flag runs for its files
+  std::vector<Row> modes;                    // `verdict` names flags without a visible effect in the mode `with`
 };
 
 Table read_table(const std::string& path) {
@@ -205,13 +205,13 @@ class Walk {
             files_test::read_text_file(folder_ / "error~")};
   }
 
-  // Of the run without the flag, once for each command line.
+  // The output without the flag, run once per command line.
   const program_test::Output& plain(const std::string& arguments) {
     const auto found = plain_.find(arguments);
     return found != plain_.end() ? found->second : plain_.emplace(arguments, run(arguments)).first->second;
   }
 
-  // Empty: the row holds.
+  // Empty if the row holds.
   std::string fault(const Row& row) {
     if (row.verdict == "refused cuda" && has_gpu()) return "";
     if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
@@ -272,7 +272,7 @@ class Walk {
     return "";
   }
 
-  // In a mode of a command, the flags of its rows that are taken and change nothing, but for the ones it names.
+  // The flags that a mode of a command accepts and ignores, except flags that the mode names.
   std::string ignored_flags(const Row& mode) {
     std::set<std::string> tried, ignored;
     const Words unseen = walk_test::words_of(mode.verdict);
@@ -290,7 +290,7 @@ class Walk {
       if (is_own || !tried.insert(given).second) continue;
       const program_test::Output now = run(with_flag);
       const bool is_named = std::find(unseen.begin(), unseen.end(), row.flag) != unseen.end();
-      if (now.status == 2 || now.status == 3) continue;  // other rows hold that the flag is named
+      if (now.status == 2 || now.status == 3) continue;  // other rows check that the error names the flag
       if (now.status != 0) return "status " + std::to_string(now.status) + ": " + with_flag + "\n  " + now.error;
       const bool is_written = is_file && std::filesystem::exists(folder_ / walk_test::words_of(row.verdict).at(1));
       if (!is_written && !is_named && walk_test::differences(was.out, now.out).empty()) ignored.insert(given);
@@ -300,10 +300,10 @@ class Walk {
     return list;
   }
 
-  // A flag with the value that its help tells as its default, beside none.
+  // Compares a run with a flag's default, as its help states it, with a run without the flag.
   std::string default_fault(const Row& row, const std::string& value) {
     if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
-    if (row.command == "reproduce") return "";  // it prints bytes of the process
+    if (row.command == "reproduce") return "";  // prints bytes of the process
     const std::string with_flag = command_line(row, row.flag + " " + value);
     const program_test::Output was = run(command_without(row)), given = run(with_flag);
     if (was.status != given.status) return "not the default, says the status: " + with_flag + "\n  " + given.error;
@@ -321,7 +321,7 @@ class Walk {
     return was.error == given.error ? "" : "not the default: " + with_flag + "\n  " + given.error;
   }
 
-  // What no command of the program has written.
+  // Files that no command of the program writes.
   void put_foreign() const {
     const std::string content("\x7f\0foreign", 9);
     files_test::write_text_file(folder_ / "foreign.bin", content);
@@ -335,7 +335,7 @@ class Walk {
   const std::vector<Row>& modes() const { return table_.modes; }
 
  private:
-  // The command line of a row that has no value before, and none of its flag.
+  // The command line of a row without its flag and value.
   std::string command_without(const Row& row) const {
     const std::string marked = command_line(row, row.flag.starts_with("--") ? row.flag : "");
     std::string line;

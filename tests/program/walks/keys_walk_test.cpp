@@ -1,5 +1,5 @@
-// Every key of every file that the program reads is changed: the result is another one, the file is refused or the key
-// is told by name, or keys.txt says why it has no effect. The keys are those of files that the program writes.
+// Changes every key of every file that the program reads: the result changes, the file is refused, a message names the
+// key, or keys.txt says why it has no effect. The program writes these files itself.
 
 #include <algorithm>
 #include <cstdlib>
@@ -27,9 +27,9 @@ using namespace thimble;
 using files_test::contains;
 using nlohmann::ordered_json;
 
-/// A way to change one key: its name, and the file with it changed.
+/// A way to change one key: its name, and an action that writes the changed file.
 struct Change {
-  std::string key, value;  // the new value, where messages show it
+  std::string key, value;  // the new value, if messages may show it
   std::function<void()> apply;
 };
 
@@ -59,7 +59,7 @@ ordered_json other_value(const ordered_json& value) {
   if (value.is_number_float()) return value.get<double>() * 1.5 + 0.25;
   if (value.is_number()) return value.get<std::int64_t>() + 1;
   if (value.is_string()) return value.get<std::string>() + "x";
-  return 1;  // null, and what is empty
+  return 1;  // null or an empty container
 }
 
 std::string text_of(const ordered_json& value) {
@@ -67,7 +67,7 @@ std::string text_of(const ordered_json& value) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-/// Leaves of a document: of a list the first two, of an object with many keys (a vocabulary) the first two as well.
+/// Leaves of a document, with only the first two entries of a list or of an object with many keys (a vocabulary).
 void list_leaves(const ordered_json& value, const std::string& path, const std::string& name,
                  std::vector<std::pair<std::string, std::string>>& leaves) {
   constexpr std::size_t many = 40;
@@ -105,7 +105,7 @@ std::vector<Change> json_changes(const std::string& path) {
   return changes;
 }
 
-/// Of a safetensors file's metadata. The file is written anew, with the sums that belong to it.
+/// Changes of a safetensors file's metadata. The rewritten file gets correct checksums.
 std::vector<Change> metadata_changes(const std::string& path) {
   const std::string whole = files_test::read_text_file(path);
   std::vector<Change> changes;
@@ -133,7 +133,7 @@ std::vector<Change> metadata_changes(const std::string& path) {
   return changes;
 }
 
-/// Of a file of fixed fields: the last byte of each, plus one.
+/// Changes of a file with fixed fields: adds one to each field's last byte.
 std::vector<Change> byte_changes(const std::string& path,
                                  const std::vector<std::pair<std::string, std::size_t>>& fields) {
   const std::string whole = files_test::read_text_file(path);
@@ -148,7 +148,7 @@ std::vector<Change> byte_changes(const std::string& path,
   return changes;
 }
 
-/// Cells of a CSV's first two lines.
+/// Changes of the cells in a CSV's first two lines.
 std::vector<Change> cell_changes(const std::string& path) {
   const std::string whole = files_test::read_text_file(path);
   std::vector<Change> changes;
@@ -169,7 +169,7 @@ struct Format {
   std::vector<Change> changes;
 };
 
-/// "format | key | reason": what may have no effect.
+/// The reasons of keys without effect, from lines "format | key | reason".
 std::map<std::string, std::string> read_reasons() {
   std::map<std::string, std::string> reasons;
   std::istringstream in(
@@ -181,7 +181,7 @@ std::map<std::string, std::string> read_reasons() {
   return reasons;
 }
 
-/// Whether the message names the key, as the file or as a flag spells it, or the file or its folder.
+/// Whether the message names the key, as in the file or as a flag, or the file or its folder.
 bool names(const std::string& message, const std::string& key, const std::string& file) {
   std::string last = key.substr(key.find_last_of("/.") + 1), flag = last;
   std::replace(flag.begin(), flag.end(), '_', '-');
@@ -189,7 +189,7 @@ bool names(const std::string& message, const std::string& key, const std::string
   return contains(message, last) || contains(message, flag) || contains(message, folder);
 }
 
-/// The program's own lines of standard error, without those of progress.
+/// The program's own lines of standard error, without progress.
 std::string told(const std::string& error) {
   std::string text;
   std::istringstream in(error);
@@ -223,7 +223,7 @@ TEST_CASE("keys walk: every key of every file is read, refused by name, or known
     RandomGenerator generator(3);
     const GeneratorScope scope(generator);
     models::Llama model(models::llama_config("tiny-llama", sizes), {});
-    for (const auto& p : model.parameters()) {  // larger than they are drawn, so that texts depend on everything
+    for (const auto& p : model.parameters()) {  // larger than initial values, so that texts depend on all of them
       auto values = to_host<float>(p.tensor);
       for (float& value : values) value *= p.tensor.rank() >= 2 ? 12.0F : 1.0F;
       copy_into(p.tensor, from_host(values, p.tensor.shape()));

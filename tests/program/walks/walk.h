@@ -1,6 +1,6 @@
 #pragma once
-// What the walks over flags (flags_walk_test.cpp) and keys (keys_walk_test.cpp) share: how two results of
-// the program are compared, and the list of verdicts beside the build.
+// Shared by the walks over flags (flags_walk_test.cpp) and keys (keys_walk_test.cpp): comparing two results of the
+// program, and the list of verdicts in the build folder.
 
 #include <cstdlib>
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace walk_test {
 
 using Words = std::vector<std::string>;
 
-/// The words of a text; 'quoted ones' keep their spaces and their quotes.
+/// The words of a text; 'quoted ones' keep their spaces and quotes.
 inline Words words_of(const std::string& text) {
   Words words;
   std::string word;
@@ -34,7 +34,7 @@ inline Words words_of(const std::string& text) {
   return words;
 }
 
-/// Keys of times and process sizes, whose values differ from run to run.
+/// Keys of times and process sizes, whose values vary between runs.
 inline const std::set<std::string>& volatile_keys() {
   static const std::set<std::string> keys{"ms",
                                           "plan_ms",
@@ -59,7 +59,7 @@ inline const std::set<std::string>& volatile_keys() {
 
 inline bool is_volatile(const std::string& key) { return volatile_keys().contains(key); }
 
-/// Paths of the values in which two outputs differ, as "/peak_by_category/input"; "/text" where they are not JSON.
+/// Paths of the values in which two outputs differ, such as "/peak_by_category/input"; "/text" if they are not JSON.
 inline std::set<std::string> differences(const std::string& a, const std::string& b) {
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
   const nlohmann::json one = parsed(a), other = parsed(b);
@@ -80,7 +80,7 @@ inline std::set<std::string> differences(const std::string& a, const std::string
   return paths;
 }
 
-/// Puts the list of a walk into flags_and_keys.txt in the program's build folder, in place of that walk's last one.
+/// Replaces the list of a walk in flags_and_keys.txt in the program's build folder.
 inline void write_list(const std::string& walk, const std::string& list) {
   const std::filesystem::path build = std::filesystem::path(std::getenv("THIMBLE_PROGRAM")).parent_path().parent_path();
   files_test::write_text_file((build / (walk + "_walked.txt")).string(), list);
