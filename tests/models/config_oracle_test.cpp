@@ -1,7 +1,7 @@
-// Folders as transformers writes them, with unusual values in every key: what ours makes of one's tokens or pixels is
-// what transformers makes of them, by models::load_model, in a training run at rate 0, and as the tokens that are
-// written. config_cases.json has transformers' numbers (tests/oracle/config_check.py, which also makes random cases
-// where it is installed).
+// Folders as transformers writes them, with unusual values in every key: Thimble and transformers compute equal results
+// from equal tokens or pixels, in models::load_model, in a training run at rate 0, and in generation. config_cases.json
+// has transformers' numbers (tests/oracle/config_check.py, which also makes random cases where transformers is
+// installed).
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// The tensors of a case, by config_check.py's formula, with config.json beside them.
+/// Writes a case's tensors, by config_check.py's formula, and its config.json.
 void write_folder(const std::string& folder, const Json& row) {
   std::filesystem::create_directories(folder);
   files_test::write_text_file(folder + "/config.json", row.at("config").dump());
@@ -65,7 +65,7 @@ ModelOptions options_for(const Json& row) {
   return options;
 }
 
-/// The largest distance of two lists, as a part of the second one's largest number.
+/// The largest difference of two lists, relative to the largest number in the second.
 double distance(const std::vector<float>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double most = 0, largest = 0;
@@ -76,7 +76,7 @@ double distance(const std::vector<float>& a, const std::vector<double>& b) {
   return most / largest;
 }
 
-/// Scores of the last token, or of the picture sin(0.11 k), whose number k counts channels first.
+/// Scores of the last token, or of the picture sin(0.11 k), whose index k counts channels first.
 std::vector<float> scores_of(models::Model& model, const Json& row) {
   const NoGrad off;
   model.eval();
@@ -98,7 +98,7 @@ std::vector<float> scores_of(models::Model& model, const Json& row) {
   return to_host<float>(view::slice(logits, 1, count - 1, count));
 }
 
-/// llm.c's file of tokens.
+/// A file of tokens in llm.c's format.
 void write_tokens(const std::string& path, const std::vector<std::int64_t>& ids) {
   std::string bytes;
   const auto put = [&](std::uint32_t value, int count) {
@@ -110,7 +110,7 @@ void write_tokens(const std::string& path, const std::vector<std::int64_t>& ids)
   files_test::write_text_file(path, bytes);
 }
 
-/// The loss over the case's tokens that a training run at rate 0 measures.
+/// The loss over the case's tokens in a training run at rate 0.
 double trained_loss(const std::string& folder, const Json& row) {
   const auto ids = row.at("ids").get<std::vector<std::int64_t>>();
   const std::string data = folder + "/data";
@@ -142,9 +142,9 @@ void check_case(const Json& row) {
     CHECK(item(model->loss(batch)) == Approx(row.at("loss").get<double>()).epsilon(2e-5));
   }
   if (model->is_masked()) return;
-  const bool has_as_many = model->options().sequence == count;  // positions that are learned, and tokens
+  const bool has_as_many = model->options().sequence == count;  // no more learned positions than tokens
   if (has_as_many) CHECK(trained_loss(path, row) == Approx(row.at("loss").get<double>()).epsilon(2e-5));
-  // What writes is the same model: its scores behind a prompt of all tokens but one, and that one.
+  // Generation uses the same model: compares its scores after a prompt of all tokens but one, and that token.
   models::GenerationShape shape;
   shape.setup.model = row.at("model");
   models::follow_weights(shape.setup.model, shape.setup.sizes, models::read_weight_facts(path),

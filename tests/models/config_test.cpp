@@ -1,5 +1,5 @@
-// config.json key by key: of each family each key that transformers writes is applied, changes nothing and is in the
-// list of such keys, or is refused by name; sizes are those of the tensors beside it before anything is built.
+// config.json key by key: for each family, each key that transformers writes is applied, is listed as having no effect,
+// or is refused by name. Sizes match the tensors in the folder before a model is built.
 
 #include <chrono>
 #include <functional>
@@ -142,7 +142,7 @@ const Row rows[] = {
     {&llama, "llama", "attention_bias", "true", refused},
     {&llama, "llama", "mlp_bias", "true", refused},
     {&llama, "llama", "is_causal", "false", refused},
-    {&llama, "llama", "attention_dropout", "0.1", applied},  // to why it does not train
+    {&llama, "llama", "attention_dropout", "0.1", applied},  // to the reason why it cannot train
     {&llama, "llama", "use_sliding_window", "true", refused},
     {&llama, "llama", "sliding_window", "4", none},
     {&llama, "llama", "layer_types", R"(["full_attention", "full_attention"])", none},
@@ -177,7 +177,7 @@ const Row rows[] = {
     {&gpt, "gpt", "n_head", "5", refused},
     {&gpt, "gpt", "n_positions", "511", applied},
     {&gpt, "gpt", "num_attention_heads", "6", none},
-    {&gpt, "gpt", "num_attention_heads", "8", refused},  // n_head has another
+    {&gpt, "gpt", "num_attention_heads", "8", refused},  // n_head has another value
     {&gpt, "gpt", "hidden_size", "60", refused},
     {&gpt, "gpt", "n_inner", "192", none},
     {&gpt, "gpt", "n_inner", "100", refused},
@@ -218,7 +218,7 @@ const Row rows[] = {
     {&bert, "bert", "initializer_range", "0.5", none},
     {&bert, "bert", "pruned_heads", R"({"0": [1]})", refused},
     {&bert, "bert", "torch_dtype", "\"bfloat16\"", none},
-    {&vit, "vit", "hidden_size", "60", refused},  // of which intermediate_size is not 4 times
+    {&vit, "vit", "hidden_size", "60", refused},  // a quarter of intermediate_size is expected
     {&vit, "vit", "image_size", "48", applied},
     {&vit, "vit", "image_size", "[48, 48]", applied},
     {&vit, "vit", "image_size", "[48, 32]", refused},
@@ -238,7 +238,7 @@ const Row rows[] = {
     {&vit, "vit", "encoder_stride", "7", none},
 };
 
-/// A small model of a name in a folder, with this config.json beside its weights.
+/// Saves a small named model to a folder with this config.json.
 void save(const std::string& folder, const char* name, const ModelOptions& sizes, const Json& config) {
   std::filesystem::create_directories(folder);
   nn::save_weights(*make_seeded<Model>(name, sizes), folder + "/model.safetensors", {{"format", "pt"}});
@@ -393,7 +393,7 @@ TEST_CASE("config: a size, a window or a function that is asked for and is anoth
   CHECK(contains(error_with({.dropout = 0, .function = {.epsilon = 1e-5}}, path), "got another epsilon, 1e-05"));
   const auto model = load_model("char-gpt", path, {}, {.dropout = 0});
   CHECK(model->options().function.epsilon == 0.25);
-  // A file of ours has what its model was: it wins where nothing is asked for.
+  // Thimble's own file records its model's function, which is the default.
   nn::Metadata metadata = function_metadata("char-gpt", model->options());
   CHECK(metadata == nn::Metadata{{"heads", "6"}, {"epsilon", "0.25"}});
   metadata["model"] = "char-gpt";
@@ -426,7 +426,7 @@ TEST_CASE("config: a yarn without turns has the usual ones", "[models][config][q
   CHECK(scaling->rounds_pairs);
 }
 
-// ---- A model's function beyond its sizes: as text in files, and refused where a family has none.
+// ---- A model's function beyond its sizes: as text in files, and refused if the family lacks it.
 
 using namespace thimble::models;
 
@@ -445,7 +445,7 @@ TEST_CASE("function: it is written as text and read again", "[models][config][qu
     CHECK(texts.empty() == (f == own));
     CHECK(read_function(texts, own, "x") == f);
   }
-  // And from a scaling back to none.
+  // A scaling can be removed again.
   const ModelFunction scaled = complete_options("llama-3.2-1b").function;
   ModelFunction plain = scaled;
   plain.rotary->scaling.reset();

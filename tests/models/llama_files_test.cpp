@@ -1,5 +1,5 @@
-// Folders of the Llama family: what transformers 4 and 5 write is read, what is written is read again, in one file or
-// in shards, and what does not fit is refused by name.
+// Folders of the Llama family: reading files of transformers 4 and 5, round trips in one file or in shards, and
+// refusals by name.
 
 #include <filesystem>
 #include <functional>
@@ -35,7 +35,7 @@ ModelOptions tiny() {
   return options;
 }
 
-// As transformers 4 writes one of Llama 3.1.
+// Llama 3.1 as transformers 4 writes it.
 const char* const older = R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000, "eos_token_id": [128001, 128008], "head_dim": 8, "hidden_act": "silu", "hidden_size": 32,
   "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 512, "mlp_bias": false,
@@ -43,7 +43,7 @@ const char* const older = R"({"architectures": ["LlamaForCausalLM"], "attention_
   "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0,
   "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
   "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 17})";
-// As transformers 5 writes one of Qwen 2.
+// Qwen 2 as transformers 5 writes it.
 const char* const newer = R"({"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 32,
   "intermediate_size": 48, "layer_types": ["full_attention", "full_attention"], "max_position_embeddings": 64,
   "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": 2,
@@ -163,7 +163,7 @@ TEST_CASE("llama files: a folder in one file or in shards is the same model", "[
         bytes[index.at("weight_map").at(p.name).get<std::string>()] += p.tensor.bytes();
       }
       std::size_t shards = 0, filled = most + 1;
-      for (const nn::NamedTensor& p : list) {  // each in the last shard, where that has room
+      for (const nn::NamedTensor& p : list) {  // fills the last shard while it has room
         if (filled == 0 || filled + p.tensor.bytes() > most) ++shards, filled = 0;
         filled += p.tensor.bytes();
       }
@@ -173,7 +173,7 @@ TEST_CASE("llama files: a folder in one file or in shards is the same model", "[
         const SafetensorsReader shard(folder / ("model/" + file));
         CHECK(shard.header().metadata.at("format") == "pt");
       }
-      // The index by its own name, into a model that is there.
+      // Loads the index, by its name, into an existing model.
       const auto other = made(name, 2);
       nn::load_weights(*other, folder / "model/model.safetensors.index.json");
       CHECK(values_of(*other) == values);
@@ -202,7 +202,7 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
   const auto load = [&] { return load_llama(path, {}, options_with(&ModelOptions::sequence, 16)); };
   CHECK(values_of(*load()) == values_of(*model));
   nn::load_weights(*model, path);
-  // A head that is another matrix is not the table.
+  // A head with other values is not the table.
   for (nn::NamedTensor& p : first) {
     if (p.name == "lm_head.weight") p.tensor = full(p.tensor.shape(), 0.5);
   }
@@ -243,7 +243,7 @@ TEST_CASE("llama files: shards that others wrote, and a tied head that is there 
   nn::write_tensor_file(folder / "b.safetensors", first, {});
   write_index(map);
   CHECK(refusal<Error>(load).find("as well") != std::string::npos);
-  // What would be read in place of shards.
+  // Refuses to write shards next to a model.safetensors, which would be read instead.
   save_llama(*model, path);
   CHECK_THROWS_AS(save_llama(*model, path, 1000), FileError);
   CHECK_THROWS_AS(save_llama(*model, path, 0), ValueError);
@@ -266,7 +266,7 @@ TEST_CASE("llama files: weights are converted to the placement's dtypes, and che
     }
   }
   CHECK(load_llama(folder / "m", {dry(cpu)})->parameter_count() == model->parameter_count());
-  // Another number of layers than the files have.
+  // A layer more than the files have.
   Json json = Json::parse(read_text_file(folder / "m/config.json"));
   json["num_hidden_layers"] = 3;
   files_test::write_text_file(folder / "m/config.json", json.dump());

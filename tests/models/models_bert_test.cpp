@@ -1,5 +1,5 @@
-// BERT: counts, names, what its tokens see, the two builds, training on hidden tokens, and its memory against theory
-// and between dry and real runs, as integers.
+// BERT: counts, names, attention, the two builds, training on hidden tokens, and its memory against theory and between
+// dry and real runs, as integers.
 
 #include <cmath>
 #include <string>
@@ -72,7 +72,7 @@ TEST_CASE("models bert: names and shapes are those of the public files", "[model
 }
 
 TEST_CASE("models bert: fused and textbook builds agree up to rounding", "[models][bert][quick]") {
-  // A key's bias has no gradient: softmax does not change when all keys move alike. What is left is rounding.
+  // A key's bias has no gradient, since softmax ignores equal shifts of all keys; only rounding remains.
   check_builds_agree<Bert>("bert-base", tiny, as_made, "key.bias");
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("models bert: only hidden tokens are learned", "[models][bert][quick]"
   const auto model = make_seeded("bert-base", tiny(Build::fused));
   Batch batch = make_batch(*model, 2);
   const auto pass = run_pass(*model, batch);
-  // The mean over the hidden ones, by hand.
+  // The mean over the hidden tokens, by hand.
   const auto logits = to_host<double>(model->forward(batch.input));
   const auto targets = to_host<std::int64_t>(batch.target);
   double sum = 0;
@@ -151,7 +151,7 @@ TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theo
       }
     });
   }
-  // The literature's figure and one named remainder.
+  // The literature's figure and a single named remainder.
   ModelOptions textbook;
   textbook.build = Build::textbook;
   std::int64_t sum = 0;
@@ -184,8 +184,8 @@ TEST_CASE("models bert: what does not fit is refused by name", "[models][bert][q
   CHECK_THROWS_AS(make_bert("bert-base", {}, {dry(cpu)})->empty_batch(0, dry(cpu)), ValueError);
 }
 
-// ---- Models over tokens with masks and windows: padding changes nothing, documents side by side are as alone, a
-// window ends what a token sees, batches are cut with their masks, and bytes are predicted.
+// ---- Models over tokens with masks and windows: padding changes nothing, packed documents do not see each other, a
+// window limits attention, batches are cut with their masks, and bytes are predicted.
 
 using namespace thimble::models;
 using namespace thimble::testing;
@@ -258,7 +258,7 @@ TEST_CASE("models mask: a padded batch trains as its samples do alone", "[models
     if (whole[i].name.find("key.bias") != std::string::npos) continue;  // 0 but for rounding
     CHECK(distance(padded[i].values, whole[i].values) < 2e-5);
   }
-  // The same bits where layers are computed again.
+  // Recomputed layers give equal bits.
   model->recompute_blocks();
   CHECK(run_pass(*model, batch) == padded);
 }
@@ -276,7 +276,7 @@ TEST_CASE("models mask: documents side by side are as each alone", "[models][lla
   CHECK(distance(rows(packed, 0, 6), rows(model->forward(ids_of(first)), 0, 6)) < 1e-5);
   CHECK(distance(rows(packed, 6, 16), rows(model->forward(ids_of(second)), 0, 10)) < 1e-5);
   CHECK(distance(rows(packed, 6, 16), rows(model->forward(ids_of(both)), 6, 16)) > 1e-3);
-  // A mask goes with the samples into micro-batches.
+  // Micro-batches split the mask with the samples.
   Batch batch = make_batch(*model, 2);
   batch.mask = from_host(
       [&] {

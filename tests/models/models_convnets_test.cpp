@@ -40,7 +40,7 @@ void check_shapes(const nn::Module& model, const std::vector<std::pair<const cha
   }
 }
 
-// Every parameter gets a gradient that is not zero.
+// Checks that every parameter gets a nonzero gradient.
 void check_gradients(nn::Layer& model, const Shape& images, const Shape& result) {
   const Tensor x = randn(images);
   Tape tape;
@@ -56,7 +56,7 @@ void check_gradients(nn::Layer& model, const Shape& images, const Shape& result)
   for (const nn::NamedTensor& p : model.parameters()) {
     INFO(p.name);
     REQUIRE(p.tensor.grad().defined());
-    if (p.name.ends_with(".0.bias") || p.name.ends_with(".3.bias")) continue;  // a batch norm takes it away again
+    if (p.name.ends_with(".0.bias") || p.name.ends_with(".3.bias")) continue;  // the next batch norm cancels this bias
     CHECK(item(norm(p.tensor.grad())) > 0);
   }
 }

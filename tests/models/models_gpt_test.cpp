@@ -43,7 +43,7 @@ optim::AdamOptions adam_options() {
   return options;
 }
 
-// One step on a batch of its own.
+// One step on this step's batch.
 double train_step(Gpt& model, optim::Optimizer& optimizer, RandomGenerator& generator, std::uint64_t step) {
   const GeneratorScope scope(generator);
   return train_on(model, optimizer, make_batch(model, 4, step), 1).front();
@@ -226,7 +226,7 @@ TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
 TEST_CASE("models gpt: generation continues a prompt, the same for the same seed", "[models][gpt]") {
   const Threads alone;
   const auto model = made(tiny(Build::fused, 0.1));
-  const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence's 16
+  const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence of 16
   REQUIRE(tokens.size() == 22);
   CHECK((tokens[0] == 1 && tokens[1] == 2));
   for (const std::int64_t t : tokens) CHECK((t >= 0 && t < 17));
@@ -240,8 +240,8 @@ TEST_CASE("models gpt: generation continues a prompt, the same for the same seed
   CHECK_THROWS_AS(model->forward(zeros({17}, DType::i64)), ShapeError);
 }
 
-// ---- Transformers with feed-forward layers in tiles: bits beside the full ones, their memory against theory and
-// between dry and real runs, and what they refuse.
+// ---- Transformers with tiled feed-forward layers: bits compared with full layers, memory against theory and between
+// dry and real runs, and refusals.
 
 using namespace thimble::models;
 using namespace thimble::testing;

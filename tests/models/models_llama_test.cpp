@@ -142,7 +142,7 @@ class Loops {
   std::map<std::string, Values> values_;
 };
 
-// Every parameter drawn anew, wider than initial values are: norms and biases would not show.
+// Redraws every parameter, wider than initial values, so that norms and biases matter.
 void draw_all(const nn::Module& model) {
   for (const nn::NamedTensor& p : model.parameters()) {
     const bool is_gain = p.name.ends_with("norm.weight");
@@ -228,8 +228,7 @@ TEST_CASE("models llama: logits are those of loops over the definition", "[model
 
 TEST_CASE("models llama: fused and textbook builds agree up to rounding", "[models][llama][quick]") {
   check_builds_agree<Llama>("tiny-llama", tiny);
-  // A key's bias has no gradient: softmax does not change when all keys move alike. Rotation tells positions apart, so
-  // here it has one.
+  // Softmax ignores equal shifts of all keys, but rotated keys shift unequally: a key's bias has a gradient.
   check_builds_agree<Llama>("qwen2.5-7b", tiny);
 }
 
@@ -247,7 +246,7 @@ TEST_CASE("models llama: a token sees itself and those before it", "[models][lla
   }
   CHECK_THROWS_AS(model->forward(zeros({1, 17}, DType::i64)), ShapeError);
   CHECK_THROWS_AS(model->forward(zeros({17}, DType::i64)), ShapeError);
-  const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence's 16
+  const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence of 16
   CHECK(tokens.size() == 22);
   CHECK(generate(*model, {1, 2}, 20, 0.8, 0, 7) == tokens);
 }
@@ -288,7 +287,7 @@ TEST_CASE("models llama: theory is the ledger, to the byte", "[models][llama][th
       }
     }
   }
-  // The closed form of a layer: e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b.
+  // The closed form for a layer: e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b.
   const std::int64_t s = 2048, b = 2, h = 4096, a = 32, keys = 1024, f = 14336;
   CHECK(bytes_of(make_theory("llama-3-8b", {}, DType::bf16).layers[0].kept, Category::activation, b) ==
         2 * s * b * (6 * h + 2 * keys + 3 * f) + 4 * a * s * b + 8 * s * b);
@@ -315,7 +314,7 @@ TEST_CASE("models llama: sizes follow in proportion, and what does not fit is re
   CHECK(llama_config("tiny-llama", options_with(&ModelOptions::width, 60)).sizes.hidden == 160);
   CHECK_THROWS_AS(llama_config("llama"), ValueError);
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::heads, 5)), ValueError);
-  CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::heads, 384)), ValueError);  // of one number
+  CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::heads, 384)), ValueError);  // 1 number
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::key_heads, 4)), ValueError);
   CHECK_THROWS_AS(llama_config("tiny-llama", options_with(&ModelOptions::dropout, 0.1)), ValueError);
   LlamaConfig config = llama_config("tiny-llama", tiny(Build::fused));

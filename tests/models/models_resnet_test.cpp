@@ -27,7 +27,7 @@ using namespace thimble::models;
 
 namespace {
 
-/// A number of threads for a scope: small models are quicker without others to wait for.
+/// Sets the number of threads for a scope; small models are faster with a single thread.
 class Threads {
  public:
   explicit Threads(int threads = 1) : before_(thread_count()) { set_thread_count(threads); }
@@ -56,7 +56,7 @@ Batch made_batch(const Model& model, std::int64_t samples) {
   return batch;
 }
 
-/// Loss and every gradient of one forward and backward, as bytes.
+/// Loss, gradients and buffers after one forward and backward.
 struct Gradient {
   std::string name;
   std::vector<double> values;
@@ -84,7 +84,7 @@ bool is_same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-/// torchvision's state_dict of resnet50, from its rule.
+/// torchvision's state_dict of resnet50, from its naming rule.
 std::set<std::string> torchvision_resnet50() {
   std::set<std::string> names = {"conv1.weight", "fc.weight", "fc.bias"};
   const auto add_norm = [&](const std::string& prefix) {
@@ -113,7 +113,7 @@ Shape file_shape(const nn::NamedTensor& t) {
   return t.layout == nn::FileLayout::oihw ? Shape{s[0], s[3], s[1], s[2]} : s;
 }
 
-/// Two steps of SGD with momentum on a device; the stack remembers what happened.
+/// Two steps of SGD with momentum on a device; the stack keeps the record.
 memory::Stack run_two_steps(const char* name, const ModelOptions& options, std::int64_t samples, int threads,
                             memory::Device device) {
   const Threads scope(threads);
@@ -342,7 +342,7 @@ TEST_CASE("models resnet: what does not fit is refused by name", "[models][resne
   CHECK(make_model("resnet50", with(&ModelOptions::channels, 1), on)->parameter_count() == 25557032 - 2 * 64 * 49);
 }
 
-// ---- The bytes of a ResNet: theory against what the ledger books, as integers.
+// ---- The bytes of a ResNet: theory against the ledger, as integers.
 
 using namespace thimble::models;
 
@@ -423,7 +423,7 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
     }
     CHECK(booked(stack, Category::activation) == theory.kept_bytes(Category::activation, row.batch));
     CHECK(booked(stack, Category::input) == theory.kept_bytes(Category::input, row.batch));
-    CHECK(booked(stack, Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
+    CHECK(booked(stack, Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else remains
     CHECK(booked(stack, Category::workspace) == 0);
     CHECK(booked(stack, Category::gradient) == 0);
     tape.backward(loss);
@@ -468,7 +468,7 @@ TEST_CASE("models resnet theory: the fused build keeps fewer bytes", "[models][r
   }
   const std::int64_t stem_relu = 112 * 112 * 64 * 4, taps = 56 * 56 * 64;
   const std::int64_t block_outputs = (3 * 56 * 56 * 256 + 4 * 28 * 28 * 512 + 6 * 14 * 14 * 1024 + 3 * 7 * 7 * 2048);
-  const std::int64_t masks = (block_outputs + 7) / 8;  // one bit instead of the last relu's result, which nobody reads
+  const std::int64_t masks = (block_outputs + 7) / 8;  // one bit; backward does not read the last relu's result
   const std::int64_t last_relu = 7 * 7 * 2048 * 4;
   CHECK(bytes[0] == bytes[1] - stem_relu + taps + masks - last_relu);
 }

@@ -1,5 +1,5 @@
-// Convolutions that share their kernels: the operator against a plain convolution and finite differences, how much of
-// the expanded kernels is there at once, and the network of them.
+// Convolutions that share kernels: the operator against a plain convolution and finite differences, the live bytes of
+// expanded kernels, and the network.
 
 #include <array>
 #include <string>
@@ -22,7 +22,7 @@ namespace {
 
 using Arrays = std::vector<HostArray>;
 
-// Seven loops over the kernel's definition; x (N, H, W, C), basis (r, O, K, K), coefficients (C / groups, r).
+// The kernel's definition in seven loops; x (N, H, W, C), basis (r, O, K, K), coefficients (C / groups, r).
 std::vector<double> shared_convolution(const Arrays& in, const Conv2dOptions& o) {
   const Shape &x = in[0].shape, &b = in[1].shape;
   const std::int64_t r = b[0], filters = b[1], k = b[2], channels = in[2].shape[0];
@@ -93,7 +93,7 @@ TEST_CASE("models sharedconv: rows of the operator table", "[models][sharedconv]
 }
 
 TEST_CASE("models sharedconv: a basis of unit kernels is a plain convolution", "[models][sharedconv][quick]") {
-  // r = C, coefficients the identity: the basis is the weight, with its inputs first.
+  // With r = C and the identity as coefficients, the basis is the weight with inputs first.
   const Threads alone;
   RandomGenerator generator(3);
   const GeneratorScope scope(generator);
@@ -120,7 +120,7 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
   x.require_grad();
   const std::int64_t state = static_cast<std::int64_t>(stack.ledger->bytes(Category::parameter));
   const auto spare = [&] { return static_cast<std::int64_t>(stack.ledger->max_allocated()) - state; };
-  const std::int64_t kernel = 512 * 512 * 9 * 4, small = (3 << 20) + (1 << 19);  // workspaces of products included
+  const std::int64_t kernel = 512 * 512 * 9 * 4, small = (3 << 20) + (1 << 19);  // includes workspaces of products
   Tape tape;
   Tensor y = x;
   stack.ledger->reset_peak();
@@ -134,7 +134,7 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
   stack.ledger->reset_peak();
   tape.backward(y, y);
   CHECK(spare() > kernel);
-  CHECK(spare() < kernel + small + 2 * state);  // gradients, and one on its way
+  CHECK(spare() < kernel + small + 2 * state);  // gradients, and one being added
 }
 
 TEST_CASE("models sharedconv: gradients of a shared basis accumulate", "[models][sharedconv][quick]") {

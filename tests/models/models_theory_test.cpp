@@ -113,8 +113,8 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
 }
 
 TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[models][theory]") {
-  // Korthikanti et al. 2022, section 4.2: sbh (10 + 24 / t + 5 a s / (h t)) bytes at 2 bytes a number; with the
-  // sequence in parts sbh (34 / t + 5 a s / (h t)).
+  // Korthikanti et al. 2022, section 4.2: sbh (10 + 24 / t + 5 a s / (h t)) bytes at 2 bytes a number; with a sharded
+  // sequence sbh (34 / t + 5 a s / (h t)).
   const bool cuts_sequence = GENERATE(false, true);
   for (const char* name : {"gpt-22b", "gpt-175b", "gpt-530b", "gpt-1t"}) {
     for (const int t : {1, 2, 4, 8}) {
@@ -133,7 +133,7 @@ TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[
       const std::int64_t cut = cuts_sequence ? t : 1;
       CHECK(bytes == s * b * h * 10 / cut + s * b * h * 24 / t + 5 * a * s * s * b / t);
       if (cuts_sequence) CHECK(bytes == s * b * h * 34 / t + 5 * a * s * s * b / t);
-      CHECK(statistics == 4 * s * b * 4 / cut);  // which they leave out
+      CHECK(statistics == 4 * s * b * 4 / cut);  // the paper omits them
     }
   }
 }
@@ -181,7 +181,7 @@ TEST_CASE("models theory: parameters of every model, and optimizers' state in ev
   CHECK_THROWS_AS(models::make_theory("resnet19"), ValueError);
 }
 
-// ---- The memory of adapters in closed form against what the ledger books, as integers.
+// ---- The memory of adapters in closed form against the ledger, as integers.
 
 using namespace thimble::testing;
 
@@ -274,7 +274,7 @@ TEST_CASE("lora theory: what is kept, frozen and trained, for all targets and co
 }
 
 TEST_CASE("lora theory: published sizes", "[lora]") {
-  // Dettmers et al. 2023, arXiv:2305.14314: a 65B model's weights fit a card of 48 GB, a 7B one's take about 5 GB.
+  // Dettmers et al. 2023, arXiv:2305.14314: a 65B model's weights fit a card of 48 GB, a 7B model's take about 5 GB.
   const nn::LoraOptions lora{{.rank = 64, .alpha = 16}};
   const auto of = [&](const char* name) { return models::lora_theory(name, {}, DType::bf16, lora, WeightCode::nf4); };
   const models::LoraTheory small = of("llama-2-7b"), large = of("llama-3-70b");
@@ -296,7 +296,7 @@ TEST_CASE("lora theory: what has no closed form is refused", "[lora]") {
   CHECK_THROWS_AS(models::lora_theory("gpt2", {}, DType::f32, {{}, {"q_proj"}}), ValueError);
 }
 
-// ---- A step's bytes grow linearly: attention's memory with the sequence, everything of a batch with the batch.
+// ---- A step's bytes grow linearly: attention's memory with the sequence, everything per batch with the batch.
 
 namespace {
 
@@ -317,9 +317,9 @@ TEST_CASE("step_scaling: activations are linear in sequence and batch", "[step_s
                     at_32k = activations_at_peak(32'768, 1);
   CHECK(at_16k > at_8k);
   CHECK(at_32k - at_16k == 2 * (at_16k - at_8k));
-  // A score for every pair of a query and a key would be 4 GiB for each head.
+  // Scores for every pair of query and key would take 4 GiB per head.
   CHECK(at_32k < std::size_t{1} << 30);
-  // From 8192 tokens on, as above: with fewer, the bytes kept at the peak are not quite linear.
+  // From 8192 tokens on, as above; below, the bytes kept at the peak are not quite linear.
   const std::size_t of_32 = activations_at_peak(256, 32), of_64 = activations_at_peak(256, 64);
   const std::size_t of_128 = activations_at_peak(256, 128);
   CHECK(of_64 > of_32);

@@ -25,7 +25,7 @@ ModelOptions tiny(Build build, double dropout = 0) {
   return options;
 }
 
-// The head starts from zeros: with those, nothing behind it has a gradient.
+// Redraws the head, which starts at zero and would leave the layers before it without a gradient.
 void shake_head(Model& model) {
   RandomGenerator generator(8);
   const GeneratorScope scope(generator);
@@ -88,7 +88,7 @@ TEST_CASE("models vit: positions tell patches apart, samples do not see each oth
     return to_host<double>(model->forward(to_dtype(from_host(pixels, {2, 32, 32, 3}), DType::f32)));
   };
   const auto before = scores();
-  // The first image's upper half and its lower half change places: the same patches elsewhere.
+  // Swaps the first image's upper and lower half: the patches move.
   const std::ptrdiff_t half = 16 * 32 * 3;
   std::swap_ranges(pixels.begin(), pixels.begin() + half, pixels.begin() + half);
   const auto after = scores();

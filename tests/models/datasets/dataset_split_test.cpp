@@ -1,5 +1,5 @@
-// What is trained on and what is validated with have nothing in common, for every kind of data: samples carry their
-// number, and images are normalised by what is trained on alone.
+// Training and validation data never overlap, for every kind of data: samples carry their number, and images are
+// normalised by statistics of the training images only.
 
 #include <cmath>
 #include <functional>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::int64_t batch_samples = 4;
 
-// ---- Images: the first two values of an image are its number, the others are brighter from one image to the next ----
+// ---- Images: the first two values of an image are its number; the rest get brighter from image to image ----
 
 using Image = std::string;  // bytes (H, W, C)
 
@@ -41,7 +41,7 @@ Image numbered_image(std::size_t number, std::size_t elements) {
 
 char label_of(std::size_t number) { return static_cast<char>(number % 10); }
 
-// `count` images of 8 x 8 from `first` on, with their labels.
+// `count` images of 8 x 8, from number `first` on, with their labels.
 void write_idx(const TemporaryFolder& folder, const std::string& name, std::size_t first, std::size_t count) {
   std::string images = big(0x803, 4) + big(count, 4) + big(8, 4) + big(8, 4), labels = big(0x801, 4) + big(count, 4);
   for (std::size_t i = first; i < first + count; ++i) {
@@ -52,7 +52,7 @@ void write_idx(const TemporaryFolder& folder, const std::string& name, std::size
   files_test::write_text_file(folder / (name + "-labels-idx1-ubyte"), labels);
 }
 
-// A file has planes of 32 x 32: red, green, blue.
+// A file holds planes of 32 x 32: red, green, blue.
 void write_cifar(const TemporaryFolder& folder, const std::string& name, std::size_t first, std::size_t count) {
   std::string text;
   for (std::size_t i = first; i < first + count; ++i) {
@@ -65,7 +65,7 @@ void write_cifar(const TemporaryFolder& folder, const std::string& name, std::si
   files_test::write_text_file(folder / name, text);
 }
 
-// What a batch holds, with the bytes found back.
+// A batch's images, converted back to bytes, and labels.
 struct Found {
   std::vector<Image> images;
   std::vector<std::int64_t> labels;
@@ -83,12 +83,12 @@ Found found_in(const models::Batch& batch, const std::vector<double>& mean, cons
     if (i % elements == 0) found.images.emplace_back();
     found.images.back().push_back(static_cast<char>(std::lround(byte)));
   }
-  CHECK(worst < 2e-3);  // a mean or deviation of other images leaves no whole numbers
+  CHECK(worst < 2e-3);  // another mean or deviation would not give whole numbers
   return found;
 }
 
-// Looks at every batch of two epochs and of the validation. Images 0 to `train` - 1 are to train on, those up to
-// `count` to validate with, in this order; `image_of` says what each of them is.
+// Checks every batch of two epochs and of the validation. Images 0 to `train` - 1 are for training, the next up to
+// `count` for validation, in this order; `image_of` gives each image.
 void check_images(const std::string& path, std::size_t train, std::size_t count,
                   const std::function<Image(std::size_t)>& image_of,
                   const std::function<std::int64_t(std::size_t)>& label) {
@@ -182,7 +182,7 @@ std::unique_ptr<models::Dataset> opened_text(const std::string& path, const char
   return data;
 }
 
-// All of first .. end - 1, and nothing else.
+// Checks that `tokens` are exactly first .. end - 1.
 void check_range(const std::set<std::int64_t>& tokens, std::int64_t first, std::int64_t end) {
   REQUIRE_FALSE(tokens.empty());
   CHECK(*tokens.begin() == first);
@@ -241,15 +241,15 @@ TEST_CASE("dataset split: text of characters", "[data]") {
     const Seen seen = tokens_of(*data, 300);
     const auto mask = static_cast<std::int64_t>(symbols.size());
     for (const std::int64_t token : seen.train) {
-      if (token < 0 || token >= mask) continue;  // what is not to be learned, and [MASK]
-      // A hidden token may be replaced by any other one, so a masked model sees all of them.
+      if (token < 0 || token >= mask) continue;  // ignored targets, and [MASK]
+      // Any token may replace a hidden one, so a masked model sees all of them.
       if (name == std::string("char-gpt")) CHECK(symbols[static_cast<std::size_t>(token)] >= 'a');
     }
     if (name == std::string("char-gpt")) {
       for (const std::int64_t token : seen.validation) CHECK(symbols[static_cast<std::size_t>(token)] <= 'Z');
       continue;
     }
-    // What a masked model is to learn is never replaced.
+    // A masked model's targets are never replaced.
     for (std::int64_t step = 0; step < 100; ++step) {
       for (const std::int64_t token : to_host<std::int64_t>(data->batch(step, cpu, DType::f32).target)) {
         if (token >= 0) CHECK(symbols[static_cast<std::size_t>(token)] >= 'a');
@@ -291,8 +291,7 @@ TEST_CASE("dataset split: text made on the spot", "[data]") {
   CHECK(data->decode(tokens) == text.substr(train.size(), tokens.size()));
 }
 
-// ---- What a program trains on: a batch is a function of its step, whether the host's part of it was made ahead or
-// not.
+// ---- Training batches depend only on the step, whether or not the host prepared them ahead.
 
 namespace {
 
@@ -315,7 +314,7 @@ TEST_CASE("dataset: a batch that was prepared is the batch") {
       for (const std::int64_t step : {0, 1, 2, 7, 3}) {
         INFO(name << " in " << to_string(dtype) << ", step " << step);
         CHECK(values(ahead->batch(step, cpu, dtype)) == values(plain->batch(step, cpu, dtype)));
-        ahead->prepare(step + 1, dtype);  // what comes next, or not
+        ahead->prepare(step + 1, dtype);  // the next batch, or another
       }
       CHECK(ahead->batch(4, cpu, DType::f32).input.dtype() == plain->batch(4, cpu, DType::f32).input.dtype());
       CHECK(values(ahead->batch(4, cpu, DType::f32)) == values(plain->batch(4, cpu, DType::f32)));

@@ -1,5 +1,5 @@
-// Reading token by token over a cache: the logits of the whole window, bit for bit, on every instruction set, unit and
-// number of threads.
+// Reading token by token with a cache gives the logits of the whole window, bit for bit, on every instruction set, unit
+// and number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ namespace decoder_test {
 constexpr std::int64_t positions = 70;  // past a block of 64 keys
 constexpr std::int64_t vocabulary = 37;
 
-/// Weights of more than 2^16 numbers and sums of several blocks: large enough for gemm_driver.h.
+/// Weights of more than 2^16 numbers, and sums over several blocks: large enough for gemm_driver.h.
 models::ModelOptions sizes(bool is_llama, std::int64_t layers = 2, std::int64_t window = 0) {
   models::ModelOptions o;
   o.layers = layers, o.heads = 6, o.width = 192, o.vocabulary = vocabulary, o.sequence = positions;
@@ -56,7 +56,7 @@ nn::KvCacheSizes cache_sizes(const models::Decoder& model, std::int64_t batch) {
   return s;
 }
 
-/// Logits of every position, (B, T, V): the prompt's last one, then one token at a time; the others are zeros.
+/// Compares the whole window's logits with a cached pass that reads the prompt, then one token at a time.
 void check_bits(models::Decoder& model, std::int64_t batch, std::int64_t prompt) {
   const NoGrad off;
   const Tensor whole = model.forward(contiguous(some_ids(batch, positions)));  // (B, T, V)
@@ -69,7 +69,7 @@ void check_bits(models::Decoder& model, std::int64_t batch, std::int64_t prompt)
     CHECK(cache.length() == end);
     const Bytes own = bytes_of(logits);
     if (own != bytes_of(contiguous(view::slice(whole, 1, end - 1, end)))) FAIL("row " << end - 1 << " of the window");
-    if (end % 23 == 0) {  // and the last row of a shorter window
+    if (end % 23 == 0) {  // also compares with the last row of a shorter window
       const Tensor shorter = model.forward(contiguous(some_ids(batch, end)));
       if (own != bytes_of(contiguous(view::slice(shorter, 1, end - 1, end)))) FAIL("a window of " << end);
     }
@@ -127,7 +127,7 @@ TEST_CASE("decoder: parameters in f32 with products in bf16, and all in 8 bits",
     const auto model = made(is_llama, on);
     CHECK(model->cache_sizes().dtype == DType::bf16);
     check_bits(*model, 1, 1);
-    const auto narrow = made(is_llama, {cpu, DType::f8e4m3});  // whose values f16 keeps as they are
+    const auto narrow = made(is_llama, {cpu, DType::f8e4m3});  // f16 holds its values exactly
     CHECK(narrow->cache_sizes().dtype == DType::f16);
     check_bits(*narrow, 1, 9);
   }
@@ -179,7 +179,7 @@ TEST_CASE("decoder: errors", "[models][decoder]") {
   CHECK_THROWS_AS(read({2, positions + 1}, right), ValueError);
   nn::KvCacheSizes longer = right, other = right;
   longer.context = positions + 5, other.layers = 3;
-  CHECK_THROWS_AS(read({2, positions + 1}, longer), ValueError);  // more than the model has learned
+  CHECK_THROWS_AS(read({2, positions + 1}, longer), ValueError);  // more than the learned positions
   CHECK_THROWS_AS(read({2, 1}, other), ShapeError);
   const auto bert = models::make_model("bert-base", {.layers = 1, .heads = 1, .width = 8}, {dry(cpu)});
   CHECK_THROWS_AS(models::require_decoder(*bert, "generate"), ValueError);

@@ -1,4 +1,4 @@
-// What a generation needs and writes: the dry run against the real one as integers, files of training runs, budgets.
+// Bytes and texts of generation: the dry run against the real run as integers, files of training runs, budgets.
 
 #include <algorithm>
 #include <filesystem>
@@ -38,7 +38,7 @@ constexpr const char* characters = "abcdefghijklmnopqrstuvwxyz .,";
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// Weights of a small model with the characters that it writes.
+/// Saves weights of a small model with its characters.
 std::string weights_of(const files_test::TemporaryFolder& folder, const std::string& name, models::ModelOptions sizes) {
   sizes.vocabulary = static_cast<std::int64_t>(std::string(characters).size());
   const auto model = make_seeded<models::Model>(name, sizes);
@@ -107,7 +107,7 @@ TEST_CASE("generating: the dry run's bytes are the real ones", "[models][generat
 TEST_CASE("generating: bytes where attention takes more threads as it goes on", "[models][generating]") {
   const Threads some(8);
   const files_test::TemporaryFolder folder;
-  models::ModelOptions sizes;  // all but attention is small, so that its workspace makes the peak
+  models::ModelOptions sizes;  // all but attention is small, so that its workspace sets the peak
   sizes.layers = 1, sizes.heads = 1, sizes.key_heads = 1, sizes.width = 128, sizes.hidden = 16, sizes.sequence = 600;
   GenerateOptions o = options_for("tiny-llama", weights_of(folder, "tiny-llama", sizes));
   o.shape.setup.batch = 32;
@@ -191,7 +191,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
       }
       CHECK(texts[0] == texts[1]);
       CHECK(!texts[0].empty());
-      // The same tokens as a model that is loaded by hand writes.
+      // The generation matches a model that is loaded by hand.
       GenerateOptions o = options_for(name, t.save_weights);
       o.prompt = "the ", o.tokenizer = has_tokenizer ? tokenizer : "", o.shape.setup.seed = 5;
       const models::PreparedGeneration prepared = models::prepare_generation(o);
@@ -229,14 +229,14 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   CHECK(prepared.plan.shape.setup.sizes.function.rotary == models::RotaryPositions{5000});
   const models::GenerateReport report = models::generate(prepared);
   CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
-  // The most likely token after the prompt is that of the model that was saved.
+  // The most likely token after the prompt is the saved model's.
   const NoGrad off;
   const auto count = static_cast<std::int64_t>(prepared.prompt.size());
   const auto logits =
       to_host<float>(view::slice(model.forward(from_host(prepared.prompt, {1, count})).detach(), 1, count - 1, count));
   CHECK(report.tokens[0][0] == std::max_element(logits.begin(), logits.end()) - logits.begin());
 
-  // A token that ends a text is the first of generation_config.json, config.json and the tokenizer that names some.
+  // End tokens come from the first of generation_config.json, config.json and the tokenizer that names any.
   const std::vector<std::int64_t>& all = report.tokens[0];
   REQUIRE(all.size() == 20);
   CHECK(!report.ended_by[0]);
@@ -245,7 +245,7 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   const std::string config_text = files_test::read_text_file(path + "/config.json");
   nlohmann::json config_json = nlohmann::json::parse(config_text);
   struct Row {
-    const char* generation;  // the value there; null: no file
+    const char* generation;  // eos_token_id in the file; null means no file
     nlohmann::json in_config;
     std::vector<std::int64_t> end_tokens;
   };
@@ -287,10 +287,10 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
   std::filesystem::remove(path + "/generation_config.json");
   files_test::write_text_file(path + "/config.json", config_text);
 
-  // Several sequences end one by one; the tokens of the others do not depend on it.
+  // Several sequences end at different times, without an effect on the others.
   data::TokenizerParts parts =
       tokenizer_test::letter_pairs(262, data::WordPattern::llama3, {"<|endoftext|>", "<|eot_id|>"}).parts();
-  parts.added[1].is_special = false;  // spelled as an end, and none
+  parts.added[1].is_special = false;  // spelled like an end token, but not special
   data::write_tokenizer(tokenizer, data::Tokenizer(parts));
   o.shape.setup.batch = 4, o.sampling.temperature = 5;
   const models::PreparedGeneration several = models::prepare_generation(o);
@@ -348,7 +348,7 @@ TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][g
   const auto peak = [](const models::GenerationShape& s) { return models::plan_generation(s, cpu).peak_bytes; };
   CHECK(error.minimum_bytes() == std::min(peak(narrow), peak(least)));
   const models::GenerationPlan of_least = models::plan_generation(least, cpu);
-  least.cache = DType::i8;  // all that is left to one sequence in the context that it needs
+  least.cache = DType::i8;  // the only offer left for one sequence in the shortest context
   CHECK(models::refuse_generation(of_least, cpu, of_least.peak_bytes - 1).minimum_bytes() == peak(least));
   CHECK(peak(least) < of_least.peak_bytes);
   CHECK(has(models::refuse_generation(plan, cpu, peak(narrow)).what(), "`cache` i8"));
@@ -426,12 +426,12 @@ TEST_CASE("generation document: tokens by hand", "[models][generating]") {
   for (const std::int64_t token : written) CHECK((token >= 0 && token < 50));
 }
 
-// ---- Text past a model's window: every token is drawn from a plain forward over the stretch that the rule names.
+// ---- Text past a model's window: every token is drawn from a plain forward over the documented span.
 
 namespace {
 
-// The rule: the newest `window` tokens of the prompt; then a token more each time, until the window is full; then the
-// newest half of a window, and so on. Without a cache.
+// The rule, without a cache: start with the newest `window` tokens of the prompt; add a token each time until the
+// window is full; then go on from the newest half of a window, and so on.
 std::vector<std::int64_t> written_by_hand(models::Model& model, std::vector<std::int64_t> tokens, std::int64_t count,
                                           const nn::SamplingOptions& sampling, std::uint64_t seed) {
   const NoGrad off;
@@ -466,9 +466,9 @@ TEST_CASE("generate: three windows and more, by plain forwards", "[models][gener
                    << row.sampling.temperature);
     models::ModelOptions sizes;
     sizes.layers = 2, sizes.heads = 2, sizes.width = 32, sizes.vocabulary = 11, sizes.sequence = row.window;
-    if (row.model == std::string("char-gpt")) sizes.dropout = 0.3;  // which writing is without
+    if (row.model == std::string("char-gpt")) sizes.dropout = 0.3;  // generation applies no dropout
     const auto model = testing::make_seeded<models::Model>(row.model, sizes, {});
-    // Larger than they are drawn: logits then depend on every token that is seen.
+    // Larger than initial values, so that logits depend on every visible token.
     for (const auto& p : model->parameters()) {
       auto values = to_host<float>(p.tensor);
       for (float& value : values) value *= p.tensor.rank() >= 2 ? 12.0F : 1.0F;

@@ -1,5 +1,5 @@
-// Techniques as choices of `plan` and `train`: alone and together they need what was predicted and change no bit that
-// they promise to leave; what does not go together is refused; their prices are what plans with them need.
+// Techniques as choices of `plan` and `train`: separately and together they need the predicted bytes and keep the
+// promised bits; conflicting techniques are refused; a price is the need of a plan with the technique.
 
 #include <string>
 #include <vector>
@@ -47,13 +47,13 @@ Run train_with(const models::TrainOptions& options) {
   return result;
 }
 
-/// The smallest budget that training with these options, which have none, is possible in.
+/// The smallest budget for training with these options, which have none.
 std::size_t smallest_budget(const models::TrainOptions& options) {
   const models::PreparedTraining prepared = models::prepare_training(options);
   return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu")).smallest().peak_bytes;
 }
 
-/// The smallest budget that the refusal of a byte names.
+/// The smallest budget in the refusal of a budget of one byte.
 std::size_t refused_by(models::TrainOptions options) {
   options.budget_bytes = 1;
   try {
@@ -133,7 +133,7 @@ TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
   options.setup.micro_batches = 4;
   const Run parts = train_with(options);
   CHECK(parts.report.predicted_peak_bytes < whole.report.predicted_peak_bytes);
-  // The same samples and the same dropout masks; gradients are summed in another order.
+  // Samples and dropout masks are equal; gradients are summed in another order.
   for (std::size_t i = 0; i < whole.losses.size(); ++i) CHECK(parts.losses[i] == Approx(whole.losses[i]).epsilon(1e-3));
   CHECK(parts.report.evaluation->loss == Approx(whole.report.evaluation->loss).epsilon(1e-3));
 }
@@ -192,7 +192,7 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
     options.prices_techniques = true;
     const models::PlanReport refused = models::make_plan(options);
     REQUIRE_FALSE(refused.is_feasible);
-    // Text: with tiles and with both; of either model four ways to send state away.
+    // Text adds tiles and both; each model has four ways to send state away.
     REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 14u : 9u));
     CHECK(refused.techniques.back().options ==
           "`offload` FOLDER `offloads_parameters` `offloads_gradients` `offloads_optimizer`");
@@ -226,7 +226,7 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
       const models::PlanReport planned = models::make_plan(with);
       CHECK(planned.is_feasible);
       CHECK(planned.techniques.empty());
-      // The plain step is recorded for one and planned for the other, which rounds each stage to nanoseconds.
+      // Prices record the plain step, plans round each of its stages to nanoseconds.
       CHECK(planned.plan.time_overhead <= price.time_overhead + 1e-4);
       CHECK(planned.minimum_bytes == price.minimum_bytes);
     }
@@ -243,14 +243,14 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   options.budget_bytes = free.keep_everything_bytes;
   const models::PlanReport report = models::make_plan(options);
   REQUIRE(report.techniques.size() == 14);
-  CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
+  CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly, since it is the reference step
   for (const nn::LeverPrice& price : report.techniques) {
     INFO(price.options << " " << price.minimum_bytes << " of " << options.budget_bytes);
     CHECK(price.time_overhead_in_budget.has_value() == (price.minimum_bytes <= options.budget_bytes));
-    if (!price.time_overhead_in_budget) continue;  // so small a model that reading ahead costs more than it saves
+    if (!price.time_overhead_in_budget) continue;  // in so small a model, reading ahead costs more than it saves
     CHECK(*price.time_overhead_in_budget <= price.time_overhead);
   }
-  // What is on already is not offered again.
+  // Techniques already in use are not offered again.
   options.setup.fuses_optimizer = true;
   const models::PlanReport fused = models::make_plan(options);
   REQUIRE(fused.techniques.size() == 7);
@@ -289,7 +289,7 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
     nn::PlannerOptions plans;
     plans.spilling.offloads = true;
     plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };
-    // Forward, backward and update read parameters, the update writes them; the others are written and read.
+    // Parameters are read by forward, backward and update, and written once; the rest is written and read.
     const double bytes = (away.offloads_parameters ? 4 * parameters : 0) +
                          (away.offloads_gradients ? 2 * gradients : 0) + (away.offloads_optimizer ? 2 * state : 0);
     nn::Planner planner(models::zero_batch_run(away), cpu, machine, plans);
@@ -314,7 +314,7 @@ TEST_CASE("choices: overheads are counted from one step", "[choices]") {
 
 TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   models::TrainOptions train = choices_options("char-gpt");
-  train.setup.sizes.sequence = 256;  // some granules of the arena
+  train.setup.sizes.sequence = 256;  // several granules of the arena
   models::PlanOptions options;
   options.setup = train.setup;
   options.setup.micro_batches = models::auto_micro_batches;
@@ -343,12 +343,12 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   CHECK(refused.minimum_bytes < least);
   CHECK(refused.why_infeasible.minimum_bytes() == refused.minimum_bytes);
 
-  // Training: the number that was chosen, with the losses that it has without a budget.
+  // Training uses the chosen number, with the losses of a run without a budget.
   train.setup.micro_batches = models::auto_micro_batches;
   train.budget_bytes = refused_by(train);
   const std::int64_t chosen = models::prepare_training(train).options.setup.micro_batches;
   CHECK(chosen > 1);
-  models::TrainOptions of_process = train;  // the same for a budget of the process, whose heap may grow meanwhile
+  models::TrainOptions of_process = train;  // as a budget for the process, whose heap may grow meanwhile
   of_process.process_budget_bytes =
       memory::outside_bytes(memory::ProcessBase::measure(), models::outside_facts(models::prepare_training(train)))
           .total() +

@@ -1,4 +1,4 @@
-// Layouts over ranks: the best one is proven, nothing faster fits, and it runs in what was told.
+// Layouts over ranks: the best layout is proven, nothing faster fits, and it runs within the predicted bytes.
 
 #include <algorithm>
 #include <string>
@@ -21,9 +21,9 @@ struct Case {
   std::string model;
   int ranks;
   std::int64_t batch;
-  double share;  // of what one rank needs alone, that each has
+  double share;  // memory of each rank, as a share of one rank's need
   std::string precision = {};
-  bool cuts_sequence = false;  // given; else chosen
+  bool cuts_sequence = false;  // fixed if true, else chosen
 };
 
 models::PlanOptions options_of(const Case& c) {
@@ -58,14 +58,14 @@ models::FixedLayout fixed_of(const Case& c) {
   return fixed;
 }
 
-/// On every rank.
+/// Whether the layout fits on every rank.
 bool fits(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout,
           const models::LayoutTime& time) {
   std::vector<models::RankPlan> ranks;
   return judge(options, cluster, layout, time, &ranks).fits;
 }
 
-/// In the bytes that were told, on every rank.
+/// Trains within the predicted bytes on every rank.
 void check_trains(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout) {
   models::TrainOptions training;
   training.setup = models::setup_of(options.setup, layout);
@@ -104,7 +104,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
   std::sort(ranks.begin(), ranks.end());
   REQUIRE(ranks.size() == static_cast<std::size_t>(c.ranks));
   for (int r = 0; r < c.ranks; ++r) CHECK(ranks[static_cast<std::size_t>(r)] == r);
-  // Brute force: every layout that would be faster is run dry.
+  // Brute force: dry-runs every layout that would be faster.
   models::LayoutTimes times(options.setup, cluster, nn::hardware("cpu"), cpu);
   for (const Layout& layout : layouts_of(options.setup, cluster, fixed)) {
     const models::LayoutTime time = times.of(layout);
@@ -171,7 +171,7 @@ TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]
 TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "[layouts]") {
   models::PlanOptions options = options_of({"char-gpt", 4, 4, 1});
   models::ModelOptions& sizes = options.setup.sizes;
-  sizes.layers = 3, sizes.width = 512, sizes.sequence = 64;  // parameters of several of the arena's granules
+  sizes.layers = 3, sizes.width = 512, sizes.sequence = 64;  // parameters span several granules of the arena
   models::FixedLayout fixed;
   fixed.dp = 4, fixed.zero = 3, fixed.micro_batches = 1, fixed.recomputes_blocks = false, fixed.bucket_bytes = 1 << 20;
   models::Cluster cluster;
@@ -194,7 +194,7 @@ TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "
 }
 
 TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at one time", "[layouts]") {
-  // An arena without placement adds holes, which may be more in the step that reads nothing ahead.
+  // Without placement the arena adds holes, possibly more of them in the step that reads nothing ahead.
   const auto load = [](std::int64_t layers, std::int64_t width, std::int64_t sequence, bool recomputes, int ahead) {
     models::PlanOptions options = options_of({"char-gpt", 4, 4, 1});
     models::ModelOptions& sizes = options.setup.sizes;
@@ -211,7 +211,7 @@ TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at
           const std::size_t ahead = load(layers, width, sequence, recomputes, 1);
           CHECK(alone < ahead);
           CHECK(ahead <= load(layers, width, sequence, recomputes, 2));
-          // A block that runs again has its peak at the gradient of `c_fc`; the unit ahead of it is a layer norm.
+          // A recomputed block has its peak at the gradient of `c_fc`; the unit read ahead there is a layer norm.
           if (recomputes) CHECK(ahead - alone == 2 * sizeof(float) * static_cast<std::size_t>(width));
         }
       }
@@ -231,9 +231,9 @@ TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
     setup.sizes.layers = layers;
     models::LayoutTimes times(setup, cluster, nn::hardware("cpu"), cpu);
     const double parts_s = times.of({.tp = 2, .cuts_sequence = true}).parts_s;
-    // Attention and feed-forward each gather rows and scatter sums (1 turn each); backward scatters the gathered rows'
-    // gradients after it has gathered the rows again (2), and gathers the sums' (1). Six parameters are on both
-    // ranks, of the norms and the biases of the sums: their gradients are summed (2).
+    // Attention and feed-forward each gather rows and scatter sums (1 turn each); backward gathers the rows again and
+    // scatters their gradients (2), and gathers the sums' gradients (1). Both ranks have the six parameters of norms
+    // and of the sums' biases, whose gradients are summed (2).
     if (layers == 3) CHECK(parts_s - before == Approx(2 * (1 + 1) + 2 * (2 + 1) + 6 * 2));
     before = parts_s;
   }
@@ -243,12 +243,12 @@ TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
   const auto least = [&](int zero) {
     return static_cast<double>(times.least_bytes({.dp = 2, .zero = zero, .recomputes_blocks = true}));
   };
-  // AdamW's state is twice the parameters; without kept activations gradients are the rest.
+  // AdamW's state is twice the parameters; without kept activations, the rest is gradients.
   CHECK(least(0) == Approx(0.95 * parameters * (1 + 2 + 1)).epsilon(1e-3));
   CHECK(least(1) == Approx(0.95 * parameters * (1 + 1 + 1)).epsilon(1e-3));
   CHECK(least(2) == Approx(0.95 * parameters * (1 + 1 + 0.5)).epsilon(1e-3));
   CHECK(least(3) == Approx(0.95 * parameters * (0.5 + 1 + 0.5)).epsilon(1e-3));
-  // An update passes over all state, of which every stage of ZeRO from 1 on gives a rank its shard.
+  // An update passes over all state, of which a rank has only its shard from ZeRO stage 1 on.
   const double whole_s = times.of({.dp = 2}).update_s;
   for (const int zero : {1, 2, 3}) CHECK(times.of({.dp = 2, .zero = zero}).update_s == Approx(whole_s / 2));
 }
@@ -270,7 +270,7 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   CHECK_THROWS_WITH(find_layout(options, cluster, traffic), Catch::StartsWith("layouts: `bucket_bytes` 0"));
   fixed.tp = 3;
   CHECK_THROWS_WITH(find_layout(options, cluster, fixed), Catch::Contains("layouts: none of 8 ranks goes with"));
-  models::FixedLayout without_effect;  // nothing travels in buckets, and all parameters are there
+  models::FixedLayout without_effect;  // no buckets are sent, and all parameters are in memory
   without_effect.dp = 1, without_effect.bucket_bytes = 1 << 20;
   CHECK_THROWS_AS(find_layout(options, cluster, without_effect), ValueError);
   without_effect = {}, without_effect.zero = 2, without_effect.read_ahead = 0;
@@ -296,7 +296,7 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
     FAIL("nothing trains in 1,000 bytes");
     return std::size_t{0};
   };
-  std::size_t of_kinds = ~std::size_t{0}, most = 0;  // some kind has the least of all
+  std::size_t of_kinds = ~std::size_t{0}, most = 0;  // some kind has the overall minimum
   models::FixedLayout kind;
   for (const int pp : {1, 2, 4}) {
     for (const int zero : {0, 1, 2, 3}) {

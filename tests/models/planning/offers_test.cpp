@@ -1,5 +1,5 @@
-// A budget that no plan keeps: what the refusal names is the smallest plan, then the techniques that fit, with true
-// bytes, and how many were dropped or not tried.
+// Budgets that no plan fits: the refusal names the smallest plan, then the techniques that fit, with true bytes, and
+// how many were dropped or not tried.
 
 #include <algorithm>
 #include <string>
@@ -37,7 +37,7 @@ TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheape
     INFO(model);
     models::PlanOptions options;
     options.setup = offers_setup(model);
-    options.setup.batch = 32;  // some granules of the arena
+    options.setup.batch = 32;  // several granules of the arena
     if (options.setup.model == "char-gpt") options.setup.sizes.sequence = 128;
     const std::size_t least = models::make_plan(options).minimum_bytes;
     for (const std::size_t budget : {least - 1, least / 2, std::size_t{1}}) {
@@ -45,7 +45,7 @@ TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheape
       choices.budget_bytes = budget;
       choices.prices_away = true;
       std::vector<nn::LeverPrice> expected = models::price_techniques(choices, options.setup);
-      const std::size_t known = expected.size() - 1 + 2;  // offloaded and packed tensors are no rows of the table
+      const std::size_t known = expected.size() - 1 + 2;  // the table has no rows for offloaded and packed tensors
       std::erase_if(expected, [](const auto& price) { return !price.time_overhead_in_budget; });
       const nn::LeverOffers offers = models::offer_techniques(choices, options.setup);
       INFO(nn::to_text(offers));
@@ -87,7 +87,7 @@ TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheape
 TEST_CASE("offers: a refusal that has no time left says what it did not try", "[offers]") {
   models::ChoiceOptions choices;
   choices.budget_bytes = 1;
-  choices.refusal_ms = 1e-3;  // since the process began
+  choices.refusal_ms = 1e-3;  // counts from the start of the process
   const models::Setup setup = offers_setup("char-gpt");
   const nn::LeverOffers none = models::offer_techniques(choices, setup);
   CHECK(none.known == 15);

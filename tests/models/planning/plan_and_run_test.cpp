@@ -1,5 +1,5 @@
-// What `plan` says is what `train` does: the same flags give the same plan, to the byte, the packed tensor and the
-// second of the cost model.
+// `plan` predicts `train`: equal flags give equal plans, to the byte, the packed tensor and the second of the cost
+// model.
 
 #include <optional>
 #include <string>
@@ -32,7 +32,7 @@ models::Setup planned_setup(std::optional<DType> packed) {
   return setup;
 }
 
-/// A text with as many characters as the model has by itself, 65.
+/// A text with 65 characters, the model's default vocabulary.
 std::string text_of_65() {
   std::string text;
   for (int i = 0; i < 65 * 400; ++i) text += static_cast<char>('0' + (i * 7 + i / 65) % 65);
@@ -57,7 +57,7 @@ void check_same(const nn::Plan& plan, const nn::Plan& run) {
 }  // namespace
 
 TEST_CASE("plan and run: the same plan", "[plan]") {
-  const testing::Threads alone;  // with whose workspaces a block more or less makes another plan
+  const testing::Threads alone;  // since workspaces of threads change the blocks and so the plan
   const files_test::TemporaryFolder folder;
   const std::string own = folder / "text.txt";
   files_test::write_text_file(own, text_of_65());
@@ -83,7 +83,7 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
           CHECK(report.setup.sizes.vocabulary == 55);
           continue;
         }
-        // Without data: for the model's own sizes.
+        // Without data, plans with the model's default sizes.
         plan.data.clear();
         check_same(models::make_plan(plan).plan, prepared.plan);
       }

@@ -1,5 +1,5 @@
-// Ranks that were started with other options, each row against rank 0's: all are refused by one text before anything is
-// planned, or the row says that the option may differ and the files are those of ranks that are alike.
+// Ranks started with differing options, each row against rank 0's: all refuse with one text before planning, or the row
+// allows the difference and the files match equal ranks.
 
 #include <functional>
 #include <string>
@@ -65,7 +65,7 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
   struct Row {
     const char* text;
     Change change;
-    Change on_all = {};  // before
+    Change on_all = {};  // applied first
   };
   const auto with_resume = [&](models::TrainOptions& o) { o.resume = folder / "checkpoint1", o.steps = 6; };
   const auto with_weights = [&](models::TrainOptions& o) { o.setup.weights = folder / "weights1"; };

@@ -1,5 +1,5 @@
-// Training over the sequence in parts, whose ranks have whole layers: several ranks against one that has all parts, bit
-// for bit, and what each commits against what was predicted.
+// Training with a sharded sequence and whole layers on each rank: several ranks against one rank with all shards, bit
+// for bit, and committed bytes against predictions.
 
 #include <string>
 
@@ -24,7 +24,7 @@ namespace {
 struct Row {
   std::string model;
   int cp, dp, pp = 1, zero = 0;
-  std::int64_t micro_batches = 1;  // of a rank
+  std::int64_t micro_batches = 1;  // per rank
   std::string precision = {}, optimizer = {};
   double dropout = 0.1;
 
@@ -90,7 +90,7 @@ TEST_CASE("context parallel: a sequence in parts is the whole one, within roundi
   const int cp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, cp, 1});
   setup.ranks = 1;
-  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // which heads draw part by part
+  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // heads draw dropout shard by shard
   setup.dtype = DType::f64;
   models::Setup whole = setup;
   whole.cp = 1;

@@ -1,5 +1,5 @@
-// Runs that begin with files: sizes and function are the file's, wherever it is read again. A run that goes on from its
-// checkpoint, weights that it wrote, what it writes as text, its plan and its 8-bit form are all of one model.
+// Runs that begin with files: sizes and function come from the file wherever it is read again. A resumed run, saved
+// weights, generated text, the plan and the 8-bit form all belong to one model.
 
 #include <algorithm>
 #include <cstdio>
@@ -46,7 +46,7 @@ ModelOptions sizes() {
   return {.vocabulary = 13, .sequence = 12, .layers = 2, .heads = 4, .width = 32, .key_heads = 2, .hidden = 64};
 }
 
-/// A folder of a Llama that no name has.
+/// The configuration of a Llama that no named model matches.
 LlamaConfig unusual() {
   LlamaConfig config = llama_config("tiny-llama", sizes());
   config.epsilon = 0.3, config.theta = 50, config.is_tied = false, config.sizes.window = 5, config.positions = 40;
@@ -84,14 +84,14 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   TrainOptions half = whole;
   half.steps = 2, half.save = folder / "half.ckpt", half.save_weights.clear();
   train(prepare_training(half));
-  // Nothing but the name is said of the model.
+  // Only gives the model's name.
   TrainOptions rest = options_for(data, 4);
   rest.setup.sizes = {};
   rest.setup.sizes.sequence = 12, rest.resume = half.save;
   const TrainReport of_rest = train(prepare_training(rest));
   CHECK(of_rest.loss_last == of_whole.loss_last);
   CHECK(of_rest.evaluation->loss == of_whole.evaluation->loss);
-  // Another function of the same parameters is refused with both values.
+  // Another function of equal parameters is refused with both values.
   TrainOptions other = rest;
   other.setup.sizes.function = config.sizes.function;
   other.setup.sizes.function.rotary = RotaryPositions{50, config.scaling};
@@ -103,7 +103,7 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   other.setup.sizes.heads = 2;
   CHECK(contains(refusal<Error>([&] { prepare_training(other); }), "`heads`"));
 
-  // What writes: from the checkpoint, and from our own file, is the same function.
+  // Generation uses this function, from the checkpoint and from our weights file.
   for (const bool from_checkpoint : {false, true}) {
     GenerateOptions o;
     o.shape.setup.model = "tiny-llama", o.shape.setup.batch = 1, o.shape.tokens = 3, o.prompt = "abc";
@@ -114,12 +114,12 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
     o.shape.setup.sizes.heads = 8;
     CHECK(contains(refusal<Error>([&] { prepare_generation(o); }), "`heads`: expected 4, as "));
   }
-  // A run at rate 0 from our own file measures the loss that the run ended with.
+  // A run at rate 0 from our weights file measures the final loss of the run.
   TrainOptions again = options_for(data, 1);
   again.setup.weights = whole.save_weights, again.setup.rate = 0, again.setup.weight_decay = 0;
   CHECK(train(prepare_training(again)).evaluation->loss == of_whole.evaluation->loss);
 
-  // The plan is that of the folder's model, and 8 bits are those of its weights.
+  // The plan is for the folder's model, and the 8-bit form has its weights.
   PlanOptions plan;
   plan.setup = whole.setup, plan.data = data;
   const PlanReport report = make_plan(plan);
@@ -157,7 +157,7 @@ TEST_CASE("folder run: weights of other characters are refused", "[models][confi
   next.setup.model = "char-gpt", next.setup.weights = o.save_weights;
   CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
   next.data = data;
-  CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's own are 6
+  CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's default is 6
   TrainOptions one_name = next;
   one_name.save = one_name.log = folder / "x";
   CHECK(contains(refusal<Error>([&] { prepare_training(one_name); }), "`log`: expected a folder, got "));
@@ -191,7 +191,7 @@ TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[mode
     const auto a = first->parameters(), b = second->parameters();
     for (std::size_t i = 0; i < a.size(); ++i) CHECK(to_host<float>(a[i].tensor) == to_host<float>(b[i].tensor));
   }
-  // The decoder is the table, and is compared with it.
+  // The decoder is the table, and must equal it.
   tensors.push_back({"cls.predictions.decoder.weight", table});
   nn::write_tensor_file(file, tensors, {});
   nn::load_weights(*second, file);
@@ -199,7 +199,7 @@ TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[mode
   nn::write_tensor_file(file, tensors, {});
   CHECK(contains(refusal<Error>([&] { nn::load_weights(*second, file); }),
                  "'cls.predictions.decoder.weight': expected a copy"));
-  // It may be there alone; what is unknown is named.
+  // The decoder suffices without the table; unknown names are reported.
   std::erase_if(tensors, [](const nn::NamedTensor& t) { return t.name == "bert.embeddings.word_embeddings.weight"; });
   nn::write_tensor_file(file, tensors, {});
   nn::load_weights(*second, file);
@@ -241,7 +241,7 @@ Trained train_by_name(const std::string& folder) {
   return {prepared.plan.peak_bytes, report, rest};
 }
 
-/// The lines of code between two marks, without what is before `indent`.
+/// The lines of code between the two marks, without indentation.
 std::vector<std::string> code_of_test() {
   std::istringstream text(
       files_test::read_text_file((files_test::tests_folder() / "models/training/folder_run_test.cpp").string()));
@@ -280,7 +280,7 @@ TEST_CASE("named run: bytes are told before the first step, and a run goes on fr
   CHECK(trained.told_bytes <= std::size_t{64} << 20);
   CHECK(trained.report.measured_peak_bytes == trained.told_bytes);
   CHECK(trained.report.predicted_peak_bytes == trained.told_bytes);
-  CHECK(trained.report.time_overhead > 0);  // keeping everything is beyond the budget
+  CHECK(trained.report.time_overhead > 0);  // keeping everything exceeds the budget
   CHECK(trained.report.steps == 6);
   CHECK(trained.rest.first_step == 6);
   CHECK(trained.rest.steps == 9);
@@ -292,7 +292,7 @@ TEST_CASE("named run: bytes are told before the first step, and a run goes on fr
   whole.setup.sizes.width = 96;
   whole.data = "synthetic";
   whole.steps = 9;
-  const models::TrainReport report = models::train(models::prepare_training(whole));  // with everything kept
+  const models::TrainReport report = models::train(models::prepare_training(whole));  // keeps everything
   CHECK(report.loss_last == trained.rest.loss_last);
   CHECK(report.loss_first == trained.report.loss_first);
 }

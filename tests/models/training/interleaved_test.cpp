@@ -1,6 +1,6 @@
-// Stages in several chunks, with the interleaved schedule: ranks against one rank that has the whole model and all
-// micro-batches, bit for bit, and on each rank the bytes that were predicted; files, and what is refused.
-// tests/models/training/pipeline_parallel_test.cpp holds what such stages keep against the formula.
+// Interleaved pipelines, with several chunks per stage: ranks against one rank with the whole model and all
+// micro-batches, bit for bit, and predicted bytes on each rank; files and refusals.
+// tests/models/training/pipeline_parallel_test.cpp compares the kept activations with the formula.
 
 #include <algorithm>
 #include <functional>
@@ -27,7 +27,7 @@ using testing::setup_of;
 
 namespace {
 
-/// A row in `chunks` of a model of `layers`.
+/// A row in `chunks` chunks for a model of `layers` layers.
 PipelineRow in_chunks(PipelineRow row, int chunks = 2, std::int64_t layers = 4) {
   row.pipeline = "interleaved";
   row.chunks = chunks;
@@ -149,7 +149,7 @@ TEST_CASE("interleaved: a stage's pieces are listed as one model, and run by the
            names.begin();
   };
   const auto count = static_cast<std::ptrdiff_t>(names.size());
-  CHECK(begins_with("h.0.") == count);  // of rank 0
+  CHECK(begins_with("h.0.") == count);  // on rank 0
   CHECK(begins_with("h.1.") == 0);
   CHECK(begins_with("h.2.") == count);
   CHECK(begins_with("h.1.") < begins_with("wte."));

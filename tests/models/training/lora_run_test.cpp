@@ -1,5 +1,5 @@
-// `--lora` and `--base` in whole runs: as many bytes as predicted, with a budget and without; the bits of a run that
-// was interrupted; adapters and weights in files; and what does not go together.
+// `--lora` and `--base` in whole runs: predicted bytes with and without a budget; bits of interrupted runs; adapters
+// and weights in files; and conflicts.
 
 #include <functional>
 #include <string>
@@ -57,7 +57,7 @@ std::size_t some_budget(const models::TrainOptions& options) {
   return planner.smallest().peak_bytes;
 }
 
-/// A file of weights of a model that was trained a little.
+/// Saves the weights of a briefly trained model.
 std::string weights_of(const models::TrainOptions& like, const std::string& path) {
   models::TrainOptions options = like;
   options.setup.lora_rank = 0, options.setup.base.clear(), options.setup.dtype = DType::f32;
@@ -102,7 +102,7 @@ TEST_CASE("lora runs: predicted and measured are one number, and a budget change
       CHECK(planned.report.placed->deviations == 0);
       losses.push_back(plain.losses);
     }
-    // A coarser base is another function, near by.
+    // A coarser base is another function, but close.
     CHECK(losses[0][0] == Approx(losses[1][0]).epsilon(0.02));
     CHECK(losses[0][0] == Approx(losses[2][0]).epsilon(0.03));
     CHECK(losses[0][0] == Approx(losses[3][0]).epsilon(0.1));
@@ -128,7 +128,7 @@ TEST_CASE("lora runs: with other techniques", "[lora]") {
         }));
   CHECK(runs([](auto& o) { o.setup.lora_dropout = 0.2; }) != expected);
   CHECK(runs([](auto& o) { o.setup.lora_targets = {"q_proj", "v_proj"}; }) != expected);
-  CHECK(runs([](auto& o) { o.setup.dtype = DType::f32; }) != expected);  // decoded to
+  CHECK(runs([](auto& o) { o.setup.dtype = DType::f32; }) != expected);  // the base decodes to f32
   models::TrainOptions image = plain;
   image.setup.model = "vit-b16";
   image.setup.sizes = {.image = 32, .channels = 3, .classes = 10, .layers = 2, .heads = 4, .width = 64};
@@ -162,11 +162,11 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
     CHECK(files_test::read_text_file(rest.save) == files_test::read_text_file(whole.save));
     const SafetensorsReader file(whole.save);
     for (const SafetensorsEntry& entry : file.header().tensors) CHECK(entry.name.find("lora_") != std::string::npos);
-    // Adapters in PEFT's folder.
+    // The adapters are in PEFT's folder.
     const SafetensorsReader adapters(whole.save_adapters + "/adapter_model.safetensors");
     CHECK(adapters.header().find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight") != nullptr);
     CHECK(adapters.header().tensors.size() == 3 * 4 * 2);
-    // Another base, or other adapters, is another run.
+    // A resumed run refuses another base and other adapters.
     const auto refuses = [&](const std::function<void(models::TrainOptions&)>& change, const std::string& text) {
       models::TrainOptions other = rest;
       change(other);
@@ -193,12 +193,12 @@ TEST_CASE("lora runs: weights are what training begins with, whole or adapted", 
   whole.setup.weights = weights;
   source.setup.weights = weights;
   const Run all = train_as_predicted(whole), adapted = train_as_predicted(source);
-  CHECK(all.losses[0] == adapted.losses[0]);  // adapters begin at nothing
+  CHECK(all.losses[0] == adapted.losses[0]);  // adapters start at zero
   CHECK(all.losses[1] != adapted.losses[1]);
   CHECK(all.report.trained_parameters == all.report.parameters);
   whole.setup.weights.clear();
   CHECK(train_as_predicted(whole).losses[0] != all.losses[0]);
-  // A file of another model, and none.
+  // A file of another model, then no file.
   models::TrainOptions other = options_of("tiny-llama");
   other.setup.weights = weights;
   CHECK_THROWS_AS(models::prepare_training(other), ValueError);
@@ -271,7 +271,7 @@ TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[l
   const auto peak = static_cast<std::int64_t>(report.plan.peak_bytes);
   CHECK(report.parameters == theory.base_elements + theory.adapter_elements);
   CHECK(peak > theory.base_bytes + theory.adapter_bytes() + theory.optimizer_bytes(2));
-  CHECK(peak < 2 * theory.base_elements);  // the base alone in bf16
+  CHECK(peak < 2 * theory.base_elements);  // the bytes of only the base in bf16
 }
 
 TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") {
@@ -301,7 +301,7 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
     models::TrainOptions drawn = first;
     drawn.steps = 1, drawn.setup.rate = 0, drawn.save_adapters = folder / (std::string(model) + "-drawn");
     CHECK(train_as_predicted(drawn).losses != same.losses);
-    // As many bytes with a coded base, and the bits of the free run in a budget.
+    // A coded base needs the predicted bytes, and a budget does not change its bits.
     next.setup.rate = 1e-3, next.steps = 5, next.save_adapters.clear();
     models::set_base(next.setup, "nf4");
     next.setup.batch = 16, next.setup.sizes.sequence = 64;

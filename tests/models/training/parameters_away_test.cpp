@@ -1,5 +1,5 @@
-// `--offload-parameters` in whole runs: the bits of the run that keeps its parameters, in the bytes that were
-// predicted; checkpoints go either way; a model whose parameters alone exceed the budget trains.
+// `--offload-parameters` in whole runs: bits match the run that keeps its parameters, bytes match predictions;
+// checkpoints load either way; a model trains whose parameters exceed the budget.
 
 #include <algorithm>
 #include <string>
@@ -53,7 +53,7 @@ Run train_as_predicted(const models::TrainOptions& options) {
   return run;
 }
 
-/// The smallest budget that training with these options is possible in.
+/// The smallest budget for training with these options.
 std::size_t smallest_budget(const models::TrainOptions& options) {
   const models::PreparedTraining prepared = models::prepare_training(options);
   return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu"),
@@ -62,7 +62,7 @@ std::size_t smallest_budget(const models::TrainOptions& options) {
       .peak_bytes;
 }
 
-/// Trains with parameters here and away: the same losses, evaluations and checkpoints.
+/// Trains with and without offloaded parameters and compares losses, evaluations and checkpoints.
 void check_bits(const std::string& name, const models::TrainOptions& options) {
   INFO(name);
   const files_test::TemporaryFolder folder;
@@ -92,7 +92,7 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
     models::prepare_training(small);
     FAIL("the budget was enough");
   } catch (const nn::BudgetError& error) {
-    small.budget_bytes = error.minimum_bytes() - 1;  // to which techniques are offered
+    small.budget_bytes = error.minimum_bytes() - 1;  // so that techniques are offered
   }
   models::ChoiceOptions choices;
   choices.budget_bytes = small.budget_bytes;

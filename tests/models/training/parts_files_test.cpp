@@ -1,4 +1,4 @@
-// Checkpoints of models whose blocks are in parts: as those of whole models, whoever has the parts.
+// Checkpoints of models with sharded blocks match whole models' checkpoints, whichever ranks have the shards.
 
 #include <algorithm>
 #include <cstring>
@@ -38,7 +38,7 @@ using testing::width;
 
 namespace {
 
-/// The tensors of a file, put together by hand from what ranks have.
+/// Assembles a file's tensors by hand from the ranks' shards.
 class ByHand {
  public:
   ByHand(const std::string& path, int parts) : file_(path), parts_(parts) {
@@ -50,8 +50,8 @@ class ByHand {
     }
   }
 
-  /// Elements of `own`, a parameter or of its state, from `first` on. Ranks take turns. Throws ValueError where there
-  /// are none in the file.
+  /// Writes elements of `own`, a parameter or its state, from `first` on. Thread-safe. Throws ValueError
+  /// if the file lacks them.
   void put(const std::string& own, std::int64_t first, const Tensor& values) {
     const std::lock_guard lock(mutex_);
     const auto [name, part] = place_of(own);
@@ -74,7 +74,7 @@ class ByHand {
   }
 
  private:
-  /// "h.0.attn.c_attn.1.weight" -> part 1 of "h.0.attn.c_attn.weight"; a part < 0: it is whole.
+  /// "h.0.attn.c_attn.1.weight" -> shard 1 of "h.0.attn.c_attn.weight"; a shard < 0 means the whole tensor.
   static std::pair<std::string, int> place_of(const std::string& own) {
     for (const char* const layer : {"c_attn", "c_fc", "c_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
                                     "up_proj", "down_proj", "wte", "embed_tokens", "lm_head"}) {
@@ -82,12 +82,12 @@ class ByHand {
       if (at == std::string::npos) continue;
       const std::size_t dot = at + std::strlen(layer), end = own.find('.', dot + 1);
       const std::string number = own.substr(dot + 1, end - dot - 1);
-      if (number.find_first_not_of("0123456789") != std::string::npos) break;  // a bias behind a sum
+      if (number.find_first_not_of("0123456789") != std::string::npos) break;  // a bias after a sum
       return {own.substr(0, dot) + own.substr(end), std::stoi(number)};
     }
     return {own, -1};
   }
-  /// Where an element of a part lies.
+  /// The index in the whole tensor of a shard's element.
   std::int64_t in_whole(const std::string& name, int part, std::int64_t own) const {
     const auto is = [&](const char* layer) { return name.find(layer) != std::string::npos; };
     const std::vector<std::int64_t>& shape = file_.entry(name).shape;
@@ -95,7 +95,7 @@ class ByHand {
     const std::int64_t of_part = columns / parts_, row = own / of_part, column = own % of_part;
     if (is("c_fc") || is("o_proj") || is("down_proj")) return row * columns + part * of_part + column;
     if (!is("c_attn")) return part * rows / parts_ * columns + own;  // whole rows
-    const std::int64_t third = of_part / 3;                          // queries, keys, values side by side
+    const std::int64_t third = of_part / 3;                          // queries, keys, values next to each other
     return row * columns + column / third * (columns / 3) + part * third + column % third;
   }
 
@@ -106,7 +106,7 @@ class ByHand {
   std::map<std::string, std::vector<bool>> filled_;
 };
 
-/// The file of a run of `model` in `layout`.
+/// Writes the checkpoint of a run of `model` in `layout`.
 void write(const std::string& model, const Layout& layout, const std::string& path, const std::string& precision = {}) {
   on_ranks(setup_of(model, layout, precision), [&](models::TrainedParts& parts, const models::Setup& setup) {
     train(parts, setup, 2);
@@ -151,7 +151,7 @@ TEST_CASE("parts in files: a checkpoint has what ranks have, put together by han
     });
   });
   expected->check();
-  // The names and shapes of a whole model's.
+  // Names and shapes match a whole model's.
   write(model, {1, 1}, folder / "whole", precision);
   const SafetensorsReader whole(folder / "whole"), own(path);
   REQUIRE(whole.header().tensors.size() == own.header().tensors.size());
@@ -219,7 +219,7 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
     INFO("rank " << setup.rank);
     CHECK(communication(stack) == measured[static_cast<std::size_t>(setup.rank)]);
   }
-  // Two moments of the largest layer: of one rank with its bias, whose parts come in turns; of a team beside a part.
+  // Two moments of the largest layer: its bias too on one rank, which takes shards one by one; a shard too in a group.
   const std::int64_t weight = width * 4 * width, bias = 4 * width;
   if (layout.ranks == 1) CHECK(measured[0] == 2 * 4 * (weight + bias));
   if (layout.ranks == layout.tp && layout.tp > 1) CHECK(measured[0] == 2 * 4 * (weight + weight / layout.tp));
@@ -266,7 +266,7 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
   CHECK(refusal([&](auto& o) { o.resume = folder / "a", o.setup.state = DType::bf16; }) ==
         "ValueError `tp`: 2 with `resume`: the state of adamw in bf16" + allowed);
   CHECK(refusal([&](auto& o) { o.save_weights = folder / "a", o.setup.optimizer = "adamw8"; }) == "no error");
-  // The library says so itself, on one rank and on several.
+  // The library refuses this itself, on one rank and on several.
   for (const Layout& layout : {Layout{2, 1}, Layout{2, 2}}) {
     models::Setup setup = setup_of("char-gpt", layout);
     setup.optimizer = "adafactor";
@@ -288,7 +288,7 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
   CHECK(why([&] {
           nn::save_weight_folder(*cut, folder / "b", 1 << 20);
         }).find("ValueError save_weight_folder: of a model in parts") == 0);
-  // A file of another width: the whole's name and shapes.
+  // A file of another width: the error has the whole tensor's name and shapes.
   models::ModelOptions narrow = setup_of("char-gpt", {1, 1}).sizes;
   narrow.width = 24;
   nn::save_weights(*models::make_model("char-gpt", narrow), folder / "narrow");

@@ -1,5 +1,5 @@
-// Runs of models whose blocks are in parts, with files: stopped in one layout and gone on with in another, begun from
-// weights of another, and on each rank the bytes that were predicted.
+// Runs of models with sharded blocks, with files: interrupted in one layout and resumed in another, started from
+// another layout's weights, and predicted bytes on each rank.
 
 #include <map>
 #include <string>
@@ -78,7 +78,7 @@ TEST_CASE("parts in runs: each rank commits what was predicted, saving between s
   const models::TrainReport report = testing::train(options);
   check_bytes(report, layout);
   if (has_budget) CHECK(report.measured_peak_bytes <= options.budget_bytes);
-  // What was written last, and the parameters alone.
+  // The last checkpoint, and the parameters without state.
   const SafetensorsReader file(options.save), weights(options.save_weights);
   for (const SafetensorsEntry& entry : weights.header().tensors) {
     CHECK(file.entry("model." + entry.name).crc32c == entry.crc32c);
@@ -94,13 +94,13 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
   options.save_weights = folder / "weights";
   check_bytes(testing::train(options), from);
   models::ModelOptions sizes = options.setup.sizes;
-  if (model != "vit-b16") {  // of the data's words
+  if (model != "vit-b16") {  // the data's vocabulary
     const SafetensorsReader file(folder / "weights");
     sizes.vocabulary = file.entry(model == "char-gpt" ? "wte.weight" : "model.embed_tokens.weight").shape[0];
   }
   const auto whole = models::make_model(model, sizes);
   CHECK(nn::load_weights(*whole, folder / "weights").metadata.at("model") == model);
-  std::map<int, double> losses;  // of one rank, by parts
+  std::map<int, double> losses;  // of one rank, by shards
   for (const Layout& to : {Layout{2, 1}, Layout{4, 1}, Layout{2, 2}, Layout{4, 4}, Layout{2, 4, 3}, Layout{1, 2, 3}}) {
     INFO(model << ": " << from.text() << ", then " << to.text());
     models::Setup setup = setup_of(model, to);
@@ -114,7 +114,7 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
       }
     });
     const SafetensorsReader first(folder / "weights"), again(folder / "again");
-    CHECK(first.header().tensors == again.header().tensors);  // with sums of their bytes
+    CHECK(first.header().tensors == again.header().tensors);  // including checksums
     models::TrainOptions more = options_of(model, to);
     more.setup.weights = folder / "weights";
     more.steps = 1;
@@ -148,7 +148,7 @@ TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts
   CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4");
   options.setup.sequence_parallel = true;
   CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4, `sequence_parallel` off -> on");
-  // One rank that has all stages sums a tied table as several stages do.
+  // One rank with all stages sums a tied table as several stages do.
   options.setup.tp = 1, options.setup.sequence_parallel = false;
   options.setup.pp = 2;
   CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> 2");

@@ -1,5 +1,5 @@
-// Models in stages of a pipeline: several ranks against one rank that has the whole model and all micro-batches, bit
-// for bit, and on each rank the bytes that were predicted.
+// Models in pipeline stages: several ranks against one rank with the whole model and all micro-batches, bit for bit,
+// and predicted bytes on each rank.
 
 #include <algorithm>
 #include <functional>
@@ -100,7 +100,7 @@ TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "
 
 namespace {
 
-/// A stage whose activations are looked at before each of its passes.
+/// A stage that measures activations before each of its passes.
 class WatchedStage final : public optim::Pipeline {
  public:
   WatchedStage(optim::Pipeline& stage, const Ledger& ledger) : stage_(stage), ledger_(ledger) {}
@@ -122,8 +122,8 @@ class WatchedStage final : public optim::Pipeline {
   void share_parameters() override { stage_.share_parameters(); }
   void drop() noexcept override { stage_.drop(); }
 
-  std::size_t most = 0;          // of activations
-  std::size_t most_between = 0;  // of temporaries
+  std::size_t most = 0;          // activations
+  std::size_t most_between = 0;  // temporaries
 
  private:
   optim::Pipeline& stage_;
@@ -132,9 +132,9 @@ class WatchedStage final : public optim::Pipeline {
 
 }  // namespace
 
-// A stage r of p holds what its layers keep of min(p - r, m) micro-batches (1F1B), or of all m (GPipe); interleaved
-// what those of a chunk keep of 2 (p - r - 1) + (v - 1) p + 1, at most v m. The last one has one under way, and begins
-// its backward at once: it is looked at before that.
+// Stage r of p holds its layers' activations for min(p - r, m) micro-batches (1F1B) or for all m (GPipe); interleaved,
+// a chunk's activations for 2 (p - r - 1) + (v - 1) p + 1, at most v m. The last stage has one micro-batch under way
+// and starts its backward at once; the measurement comes before it.
 TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parallel]") {
   const auto [pipeline, v] = GENERATE(
       values<std::pair<std::string, int>>({{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"interleaved", 3}}));
@@ -157,7 +157,7 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   const models::Theory theory = models::make_theory("gpt-22b", sizes, DType::bf16);
   std::size_t of_layer = 0;
   for (const models::Term& term : theory.layers.at(0).kept) of_layer += static_cast<std::size_t>(term.bytes(1));
-  for (int r = 1; r + 1 < p; ++r) {  // stages of layers alone
+  for (int r = 1; r + 1 < p; ++r) {  // stages with only layers
     INFO(pipeline << ", " << v << " chunks, stage " << r << " of " << p << ", " << m << " micro-batches, " << t
                   << " parts");
     setup.rank = r * t;
@@ -174,7 +174,7 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
                           : pipeline == "1f1b" ? std::min(p - r, m)
                                                : std::min(2 * (p - r - 1) + (v - 1) * p + 1, v * m);
     CHECK(watched.most == static_cast<std::size_t>(under_way) * layers * of_layer);
-    // Results and gradients that go to other stages stay open for `open` passes, of which one is under way.
+    // Results and gradients for other stages stay open for `open` passes, including the current pass.
     const int open = dist::check_hand_over(v > 1                 ? dist::interleaved(p, m, v)
                                            : pipeline == "gpipe" ? dist::gpipe(p, m)
                                                                  : dist::one_forward_one_backward(p, m));
@@ -189,7 +189,7 @@ TEST_CASE("pipeline: parts of a team are alike, but for the rank that writes fil
   CHECK(models::alike_ranks(setup_of({"bert-base", 2, 2}), cpu) == Groups{{0}, {1}, {2, 3}});
   CHECK(models::alike_ranks(setup_of({"bert-base", 2, 3}), cpu) == Groups{{0}, {1, 2}, {3, 4, 5}});
   CHECK(models::alike_ranks(setup_of({"bert-base", 2, 2, 2, 1}), cpu) ==
-        Groups{{0}, {1}, {2, 3}, {4, 5}, {6, 7}});  // shares of the state differ by parameters
+        Groups{{0}, {1}, {2, 3}, {4, 5}, {6, 7}});  // shards of the state differ by parameters
 }
 
 TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
@@ -228,7 +228,7 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
         }) == "`pp`: googlenet is no chain of blocks; expected 1, got 2");
 }
 
-// tests/models/training/parts_files_test.cpp does the same for parts alone.
+// tests/models/training/parts_files_test.cpp does this for shards without stages.
 TEST_CASE("pipeline: files are those of one rank, and go on in any layout", "[pipeline_parallel]") {
   const auto [first, then] =
       GENERATE(testing::table_rows<std::pair<Row, Row>>({{{"char-gpt", 2}, {"char-gpt", 4, 1, 1, 0, 4, "gpipe"}},

@@ -1,5 +1,4 @@
-// What `thimble quantize` does, as calls: on nets that were never trained, because sizes, bytes and errors are the
-// same.
+// `thimble quantize` as calls, on untrained nets, which have equal sizes, bytes and errors.
 
 #include <algorithm>
 #include <string>
@@ -48,7 +47,7 @@ TEST_CASE("quantize: a net of convolutions, its file and its bytes", "[quant]") 
   options.save = folder / "int8";
   const models::QuantizeReport report = models::quantize(options);
   CHECK(report.scheme == "int8");
-  CHECK(report.predicted_peak_bytes >= (4 << 20));  // more than the arena's first granules
+  CHECK(report.predicted_peak_bytes >= (4 << 20));  // beyond the arena's first granules
   CHECK(report.predicted_peak_bytes == report.measured_peak_bytes);
   CHECK(static_cast<double>(report.f32_file_bytes) > 3.9 * static_cast<double>(report.int8_file_bytes));
   CHECK(static_cast<double>(report.f32_weight_bytes) > 3.8 * static_cast<double>(report.int8_weight_bytes));
@@ -83,7 +82,7 @@ TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[qua
     CHECK(layer.cosine > 0.9999);
   }
   CHECK(report.loss_int8 == Approx(report.loss_f32).epsilon(0.01));
-  // 12 x 64^2 numbers a layer, 34 bytes for 32 of them in place of 128.
+  // 12 x 64^2 numbers a layer; 32 of them take 34 bytes instead of 128.
   CHECK(report.int8_weight_bytes == report.f32_weight_bytes - 2 * 12 * 64 * 64 / 32 * 94);
   const SafetensorsReader file(folder / "q8");
   CHECK(file.header().find("h.0.attn.c_attn.weight_q8") != nullptr);
@@ -95,7 +94,7 @@ TEST_CASE("quantize: every family over text, with heads that are tied and that a
   const models::ModelOptions sizes{.vocabulary = 55, .sequence = 16, .layers = 2, .heads = 2, .width = 64};
   struct Row {
     const char* model;
-    std::size_t layers;  // linear ones, in 2 blocks and behind them
+    std::size_t layers;  // linear layers in 2 blocks and after them
   };
   const Row rows[] = {{"gpt2", 2 * 4},          {"llama-3.2-1b", 2 * 7},   {"qwen2.5-0.5b", 2 * 7},
                       {"bert-base", 2 * 6 + 1}, {"llama-2-7b", 2 * 7 + 1}, {"qwen2.5-7b", 2 * 7 + 1},
@@ -153,7 +152,7 @@ TEST_CASE("program: quantize", "[quant]") {
   const std::string run = start + (folder / "f32") + "' ";
   const auto good =
       program_test::run(folder, run + "--calibrator entropy --symmetric --json --save '" + (folder / "i8") + "'");
-  if (!good) return;  // the test of the library stands above
+  if (!good) return;  // tested above through the library
   INFO(good->error);
   REQUIRE(good->status == 0);
   const auto json = nlohmann::json::parse(good->out);

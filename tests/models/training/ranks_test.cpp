@@ -1,5 +1,5 @@
-// Named models trained on several ranks, each row against one rank with all micro-batches: the same file, which holds
-// parameters, state, statistics, counters and scaler, the same losses, and on each rank the bytes that were predicted.
+// Named models on several ranks, each row against one rank with all micro-batches: equal files (parameters, state,
+// statistics, counters and scaler), equal losses, and predicted bytes on each rank.
 
 #include <algorithm>
 #include <string>
@@ -24,7 +24,7 @@ namespace {
 struct Row {
   std::string model;
   int ranks, zero;
-  std::int64_t micro_batches = 1;  // of a rank
+  std::int64_t micro_batches = 1;  // per rank
   std::string precision = {}, optimizer = {};
   std::size_t bucket_bytes = 32 << 10;  // several buckets
   bool has_budget = false;
@@ -61,7 +61,7 @@ models::TrainOptions options_of(const Row& row) {
   return options;
 }
 
-/// The same training by one rank.
+/// The same training on one rank.
 models::TrainOptions alone(models::TrainOptions options) {
   options.setup.micro_batches *= options.setup.ranks;
   options.setup.ranks = 1;
@@ -134,10 +134,10 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   const std::string optimizer = GENERATE("adamw", "adamw8", "adafactor");
   const Row row{"char-gpt", 4, optimizer == "adafactor" ? 1 : 3, 1, "", optimizer};
   models::TrainOptions options = options_of(row);
-  options.setup.sizes.width = 96;     // parameters of several grains, of which ranks have parts
-  options.setup.sizes.sequence = 87;  // 8,352 positions' numbers, which end amid 256 that share a scale
+  options.setup.sizes.width = 96;     // parameters span several grains, split over ranks
+  options.setup.sizes.sequence = 87;  // 8,352 numbers of positions, which end within 256 that share a scale
   options.setup.batch = 8;
-  options.setup.micro_batches = 2;  // 8 in all
+  options.setup.micro_batches = 2;  // 8 in total
   options.steps = 3;
   options.save = folder / "half";
   train(options);
@@ -206,7 +206,7 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
   CHECK(said[0][0].find("gone/file") != std::string::npos);
   CHECK(said[1] == said[0]);
   CHECK(said[2] == said[0]);
-  CHECK(failure.find("gone/file") != std::string::npos);  // of the last one, after all steps
+  CHECK(failure.find("gone/file") != std::string::npos);  // from the last save, after all steps
   CHECK(failure.find("rank ") == 0);
 }
 
@@ -294,7 +294,7 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   options = options_of({"char-gpt", 2, 3, 1, "", "adafactor"});
   options.setup.sizes.width = 64;  // matrices of more than a grain
   CHECK(refusal(options).find("data parallel: adafactor needs whole parameters") == 0);
-  // For real a communicator of these ranks is needed.
+  // A real run needs a communicator for these ranks.
   options = options_of({"char-gpt", 2, 0});
   const models::PreparedTraining prepared = models::prepare_training(options);
   CHECK_THROWS_AS(models::train(prepared), ValueError);

@@ -1,5 +1,5 @@
-// What is left after a fault: the last good checkpoint when training diverges or fails, the older ones that are kept,
-// and a word about what is not as it was.
+// Results after a fault: the last good checkpoint when training diverges or fails, the older checkpoints to keep, and
+// warnings about changes.
 
 #include <cmath>
 #include <filesystem>
@@ -113,7 +113,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
       }
       run(options);
       const std::string good = read_text_file(options.save);
-      // From there on one step is far too long: what it leaves is finite, and its loss is not.
+      // From there on a step is far too long: it leaves finite parameters, but their loss is not finite.
       TrainOptions on = options;
       on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.rate = 1e25;
       const Run r = run(on);
@@ -137,14 +137,14 @@ TEST_CASE("reliability: a state that holds an infinity is not written over a goo
   options.steps = 2;
   run(options);
   const std::string good = read_text_file(options.save);
-  // The loss of the first step is a number; its update is not.
+  // The first loss is finite, its update is not.
   options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0, options.steps = 5;
   options.save_every = 1;
   const Run r = run(options);
   CHECK(r.report.end == nn::TrainEnd::diverged);
   CHECK(r.report.steps == 1);
   CHECK(contains(r.report.end_text, "holds a NaN or an infinity"));
-  CHECK(contains(r.report.end_text, "there is no checkpoint"));  // of this run
+  CHECK(contains(r.report.end_text, "there is no checkpoint"));  // from this run
   CHECK(read_text_file(options.save) == good);
   CHECK(folder.entries() == 1);
 }
@@ -167,25 +167,25 @@ TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliabil
   TrainOptions options = tiny(folder);
   options.save_every = 2, options.keep = 3, options.steps = 9;
   std::vector<std::string> at_save(10);
-  run(options, [&](const nn::Progress& p) {  // told before its step's checkpoint
+  run(options, [&](const nn::Progress& p) {  // called before its step's checkpoint
     const std::int64_t saved = (p.step - 1) / 2 * 2;
     if (saved == 0) return;
     CHECK(steps_of(options.save) == saved);
     at_save[static_cast<std::size_t>(saved)] = read_text_file(options.save);
-    CHECK(folder.entries() <= 4);  // three, and one to fall back to until the next step has a loss
+    CHECK(folder.entries() <= 4);  // three, and a fallback until the next step has a loss
   });
   CHECK(folder.entries() == 3);
   for (const int step : {6, 8}) {
     CHECK(read_text_file(options.save + ".step-" + std::to_string(step)) == at_save[static_cast<std::size_t>(step)]);
   }
-  // Going on keeps on: those of before are the oldest. A name that is not ours is left alone.
+  // A resumed run keeps counting: earlier checkpoints are the oldest. Foreign names are left in place.
   write_text_file(options.save + ".step-x", "mine");
   options.resume = options.save, options.steps = 12;
   run(options);
   CHECK(steps_of(options.save) == 12);
   for (const int step : {9, 10}) CHECK(steps_of(options.save + ".step-" + std::to_string(step)) == step);
   CHECK(folder.entries() == 4);
-  // From an older one, at a step that is there already.
+  // Resumes from an older checkpoint and reaches an existing step again.
   options.resume = options.save + ".step-10", options.save_every = 1, options.keep = 2;
   run(options);
   CHECK(steps_of(options.save) == 12);
@@ -255,7 +255,7 @@ TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, 
     models::train(
         prepared,
         [&](const nn::Progress& p) {
-          if (p.step == 3) fs::rename(inner, away);  // as a network folder does
+          if (p.step == 3) fs::rename(inner, away);  // as a network folder may
           if (p.step == back_at) fs::rename(away, inner);
         },
         {}, control);
@@ -266,7 +266,7 @@ TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, 
   CHECK(steps_of(options.save) == 6);
   fs::remove(options.save), fs::remove(options.save_weights);
   CHECK_THROWS_AS(train(99), FileError);
-  CHECK(fs::exists(options.save_weights));  // the second result is there all the same
+  CHECK(fs::exists(options.save_weights));  // the second result is saved nonetheless
   CHECK(steps_of((away / "x").string()) == 2);
 }
 
@@ -274,7 +274,7 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
   const TemporaryFolder folder;
   TrainOptions options = tiny(folder);
   options.log = folder / "log";
-  // No file may grow past what the first records need.
+  // Limits file sizes to the first records.
   std::vector<std::string> said;
   nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
@@ -287,7 +287,7 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
       [&](const nn::Progress& p) {
         struct rlimit limit = old;
         if (p.step == 2) limit.rlim_cur = 100;
-        if (p.step == 2 || p.step == 5) ::setrlimit(RLIMIT_FSIZE, &limit);  // the checkpoint at the end finds room
+        if (p.step == 2 || p.step == 5) ::setrlimit(RLIMIT_FSIZE, &limit);  // leaves room for the final checkpoint
       },
       {}, control);
   ::setrlimit(RLIMIT_FSIZE, &old);
@@ -331,7 +331,7 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     CHECK(contains(change, c.change));
     CHECK(run(changed).losses.size() == 2);
   }
-  {  // the same characters in another order
+  {  // the characters in another order
     TrainOptions changed = options;
     std::string text = read_text_file(folder / "a.txt");
     std::swap(text[100], text[text.find_first_not_of(text[100], 100)]);
@@ -341,11 +341,11 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     INFO(change);
     CHECK(contains(change, "other data: a.txt, 5,000 tokens, crc32c "));
     CHECK(contains(change, " -> b.txt, 5,000 tokens, crc32c "));
-    fs::copy_file(folder / "a.txt", folder / "c.txt");  // another name is no other data
+    fs::copy_file(folder / "a.txt", folder / "c.txt");  // renaming does not change the data
     changed.data = folder / "c.txt";
     CHECK(models::prepare_training(changed).recipe_change.empty());
   }
-  {  // a checkpoint says nothing of shards that it does not have
+  {  // a checkpoint says nothing about shards it lacks
     models::Setup& setup = options.setup;
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
     const auto data = models::open_dataset(options.data, *model, setup.model, setup.seed);
@@ -362,7 +362,7 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
   TrainOptions window = options;
   window.setup.sizes.window = 4;
   CHECK(contains(refusal(window), "was trained with `window` 0; expected the same, got `window` 4"));
-  // The state's width is told by the optimizer's name in the file, either way.
+  // The optimizer's name in the file records the state's width, in both directions.
   TrainOptions narrow = options;
   narrow.setup.state = DType::bf16;
   CHECK(contains(refusal(narrow), "with `state` f32; expected the same, got a run with `state` bf16"));

@@ -1,5 +1,5 @@
-// Every pair of techniques: a run with both needs the predicted bytes, and where one of them is exact has the bits of
-// a run with the other; or it is refused by a message that names both.
+// Every pair of techniques: a run with both needs the predicted bytes and, if either is exact, matches a run with the
+// other bit for bit; or a message that names both refuses the pair.
 
 #include <algorithm>
 #include <stdexcept>
@@ -23,7 +23,7 @@ namespace {
 
 using models::Technique;
 
-/// The ones that are no detail of another.
+/// Techniques that are not a detail of another.
 std::vector<const Technique*> all_techniques() {
   std::vector<const Technique*> list;
   for (const Technique& one : models::techniques()) {
@@ -32,7 +32,7 @@ std::vector<const Technique*> all_techniques() {
   return list;
 }
 
-/// Switches it on, with all that it needs.
+/// Switches on a technique with everything it needs.
 void apply(const Technique& one, models::Setup& setup, const std::string& folder) {
   for (const models::Need& need : one.needs) {
     if (!models::technique(need.other).is_on(setup)) apply(models::technique(need.other), setup, folder);
@@ -40,7 +40,7 @@ void apply(const Technique& one, models::Setup& setup, const std::string& folder
   one.apply(setup, one.example.text == "FOLDER" ? folder : std::string(one.example.text));
 }
 
-/// By its own name, by a detail's, or by the name of a technique that it needs.
+/// Whether a refusal names the technique, a detail of it, or a technique that it needs.
 bool is_named_by(const std::string& refusal, const Technique& one) {
   const auto names = [&](const models::Need& need) { return is_named_by(refusal, models::technique(need.other)); };
   return std::ranges::any_of(one.needs, names) || std::ranges::any_of(models::techniques(), [&](const Technique& t) {
@@ -48,7 +48,7 @@ bool is_named_by(const std::string& refusal, const Technique& one) {
          });
 }
 
-/// "--offload FOLDER --offload-gradients"
+/// Such as "--offload FOLDER --offload-gradients".
 std::string usage_of(const Technique& one) {
   std::string text;
   for (const models::Need& need : one.needs) text += usage_of(models::technique(need.other)) + " ";
@@ -59,7 +59,7 @@ std::string usage_of(const Technique& one) {
   return text + " " + std::string(is_number ? type.substr(0, type.find('|')) : example);
 }
 
-/// The flags of techniques that it cannot join, by either row.
+/// The flags of techniques that exclude this one or that it excludes.
 std::string others_of(const Technique& one) {
   std::string text;
   for (const Technique& other : models::techniques()) {
@@ -72,7 +72,7 @@ std::string others_of(const Technique& one) {
   return text.empty() ? "none" : text;
 }
 
-/// The table of docs/less-memory.md, below its head.
+/// The table of docs/less-memory.md, including its head.
 std::string table_of_techniques() {
   std::string text = "| technique | flag | bits | not with |\n|---|---|---|---|\n";
   for (const Technique& one : models::techniques()) {
@@ -85,7 +85,7 @@ std::string table_of_techniques() {
 
 constexpr const char* table_path = "docs/less-memory.md";
 
-/// The document with the table made anew.
+/// The document with a fresh table.
 std::string with_table(const std::string& document) {
   const std::size_t begin = document.find("| technique | flag |"), end = document.find("\n\n", begin);
   REQUIRE(end != std::string::npos);
@@ -102,7 +102,7 @@ models::Setup pairs_setup() {
   return setup;
 }
 
-/// The losses of three steps and of an evaluation after them, on rank 0.
+/// The losses of three steps and of a final evaluation, on rank 0.
 std::vector<double> run_pair(const models::Setup& setup, dist::Communicator* ranks = nullptr) {
   if (setup.ranks > 1 && ranks == nullptr) {
     return testing::by_rank(setup.ranks, [&](dist::Communicator& c) { return run_pair(setup, &c); }).front();

@@ -1,6 +1,5 @@
-// Models whose blocks are in parts. Several ranks, which have one part each, against one rank that has all: losses,
-// parameters and norms bit for bit, on each rank the bytes that were predicted. One rank with parts against one whole
-// model, within rounding.
+// Models with sharded blocks. Several ranks with a shard each against one rank with all shards: losses, parameters and
+// norms bit for bit, and predicted bytes on each rank. One rank with shards against a whole model, within rounding.
 
 #include <cmath>
 #include <map>
@@ -31,7 +30,7 @@ namespace {
 struct Row {
   std::string model;
   int tp, dp, zero = 0;
-  std::int64_t micro_batches = 1;  // of a rank
+  std::int64_t micro_batches = 1;  // per rank
   std::string precision = {}, optimizer = {};
   models::Build build = models::Build::fused;
   double clip = 0.5;
@@ -126,7 +125,7 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
   CHECK(one.losses.front() != one.losses.back());
   const std::map<std::string, int> owners = testing::check_ranks_have(setup, one);
-  for (const auto& [name, count] : owners) {  // a part is on one rank of each team, the rest on all
+  for (const auto& [name, count] : owners) {  // one rank of each group has a shard, all have the rest
     INFO(name);
     CHECK((count == row.dp || count == setup.ranks));
   }
@@ -137,7 +136,7 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
   const int tp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, tp, 1});
   setup.ranks = 1;
-  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // which parts draw for themselves
+  if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // shards draw dropout separately
   setup.dtype = DType::f64;
   models::Setup whole = setup;
   whole.tp = 1;
@@ -185,8 +184,8 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
   const models::TrainReport report = testing::check_predicted(setup, has_budget);
   const std::int64_t tokens = row.model == "vit-b16" ? 5 : 64;
   for (const nn::RankFigures& rank : report.ranks) {
-    // Each block folds the residual stream's width twice forward and twice backward, and a rank of t sends
-    // 2 (t - 1) / t of it each time.
+    // Each block folds the residual stream's width twice forward and twice backward; a rank of t sends 2 (t - 1) / t of
+    // it each time.
     const std::int64_t stream = setup.batch / row.dp * tokens * 48 * (row.precision.empty() ? 4 : 2);
     CHECK(static_cast<std::int64_t>(rank.sent_bytes) >= 3 * 2 * 4 * stream * 2 * (row.tp - 1) / row.tp);
   }

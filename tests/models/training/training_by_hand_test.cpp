@@ -1,4 +1,4 @@
-// What `thimble train` does, held against loops written by hand: rates and losses of every step, and the evaluation.
+// `thimble train` against hand-written loops: rates and losses of every step, and the evaluation.
 
 #include <algorithm>
 #include <cmath>
@@ -25,11 +25,11 @@ namespace {
 
 constexpr std::size_t side = 8, pixels_of_image = side * side;
 
-// Grey images in which the brighter row tells the class, and noise.
+// Grey images whose brighter row is the class, with noise.
 struct Pictures {
   std::vector<std::uint8_t> pixels, labels;
   std::size_t train = 0;
-  double mean = 0, deviation = 0;  // of the images to train on
+  double mean = 0, deviation = 0;  // of the training images
 
   explicit Pictures(std::size_t count) : train(count / 5 * 4 + count % 5 * 4 / 5) {
     std::uint64_t state = 9;
@@ -49,7 +49,7 @@ struct Pictures {
     deviation = std::sqrt(squares / static_cast<double>(measured));
   }
 
-  // As an IDX file beside its labels; returns the path of the images.
+  // Writes an IDX file and its labels; returns the path of the images.
   std::string write(const TemporaryFolder& folder) const {
     const auto text = [](const std::vector<std::uint8_t>& bytes) { return std::string(bytes.begin(), bytes.end()); };
     using files_test::big;
@@ -88,7 +88,7 @@ TrainOptions options_of(const char* model, const std::string& data, std::int64_t
   return options;
 }
 
-// The learning rates of a schedule, by its words.
+// The learning rates of a schedule, from its documentation.
 Numbers rates_of(const TrainOptions& options, double rate) {
   Numbers rates;
   const auto steps = static_cast<double>(options.steps), warmup = static_cast<double>(options.warmup);
@@ -167,8 +167,7 @@ struct HandLayer {
   }
 };
 
-// Losses of a perceptron with one hidden layer, trained in f64 with nothing of the library but where it starts and
-// which samples it sees.
+// Losses of a perceptron with one hidden layer, trained in f64. The library provides only initial values and samples.
 Numbers perceptron_by_hand(const TrainOptions& options, const Pictures& pictures, const Numbers& rates) {
   RandomGenerator generator(options.setup.seed);
   const GeneratorScope scope(generator);
@@ -244,7 +243,7 @@ std::string lines(std::size_t bytes) {
   return text.substr(0, bytes);
 }
 
-// Losses of whole batches: gradients by the tape, all that follows by hand, in f64.
+// Losses of whole batches: gradients by the tape, everything else by hand, in f64.
 Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
   TrainOptions whole = options;
   whole.setup.micro_batches = 1;
@@ -332,7 +331,7 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
   options.schedule = "cosine";
   options.warmup = 2;
   options.min_rate = 0.002;
-  options.setup.weight_decay = GENERATE(-1.0, 3.0);  // AdamW's own; one that would show on gains and biases
+  options.setup.weight_decay = GENERATE(-1.0, 3.0);  // AdamW's default; one large enough to show on gains and biases
   const Numbers rates = rates_of(options, options.setup.rate);
   const Numbers losses = gpt_by_hand(options, rates);
   CHECK(losses.back() < 0.97 * losses.front());
@@ -341,7 +340,7 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
 
 TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode, whatever the batches", "[training]") {
   const TemporaryFolder folder;
-  const Pictures pictures(90);  // 18 to validate with
+  const Pictures pictures(90);  // 18 for validation
   const std::string path = pictures.write(folder);
   for (const char* const name : {"mlp", "resnet18"}) {
     for (const std::int64_t micro_batches : {1, 2}) {
@@ -371,7 +370,7 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
       CHECK(relative_difference(told.loss, loss) < 1e-4);
       REQUIRE(told.accuracy.has_value());
       CHECK(*told.accuracy == static_cast<double>(correct) / static_cast<double>(count));
-      if (name == std::string("mlp")) CHECK(*told.accuracy > 0.6);  // it has learned: the scores decide
+      if (name == std::string("mlp")) CHECK(*told.accuracy > 0.6);  // it has learned, so the scores decide
     }
   }
 }
@@ -387,7 +386,7 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
   options.setup.sizes.sequence = 16;
   options.setup.sizes.dropout = 0.3;
-  for (const std::int64_t batches : {0, 1}) {  // 0: all
+  for (const std::int64_t batches : {0, 1}) {  // 0 means all
     INFO(batches << " batches");
     options.eval_batches = batches;
     const models::PreparedTraining prepared = models::prepare_training(options);
@@ -399,7 +398,7 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
 
     training.model().eval();
     double loss = 0;
-    const std::size_t windows = batches == 0 ? (150 - 1) / 16 : 4;  // 9: batches of 4, 4 and 1
+    const std::size_t windows = batches == 0 ? (150 - 1) / 16 : 4;  // 9, in batches of 4, 4 and 1
     for (std::size_t w = 0; w < windows; ++w) {
       std::vector<std::int64_t> tokens;
       for (std::size_t t = 0; t <= 16; ++t) {

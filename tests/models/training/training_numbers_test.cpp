@@ -1,5 +1,5 @@
-// The numbers of a training run: the rate of every step of every schedule by its words, and what the options of an
-// optimizer do, beside loops that make the optimizer themselves.
+// Numbers of a training run: the rate of every step of every documented schedule, and the effects of optimizer options,
+// against loops that make the optimizer themselves.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr double base = 0.5;
 
-// A third of the steps, rounded up, at each rate; the others by their words in docs/training.md.
+// A step schedule keeps each rate for a third of the steps, rounded up; the others as in docs/training.md.
 double rate_by_words(const TrainOptions& o, std::int64_t step) {
   if (step < o.warmup) return base * static_cast<double>(step + 1) / static_cast<double>(o.warmup);
   if (o.schedule == "constant") return std::max(base, o.min_rate);
@@ -52,7 +52,7 @@ using Made = std::unique_ptr<optim::Optimizer>;
 
 struct OptimizerRow {
   const char* name;
-  std::int64_t rank = 0;  // --optimizer-rank; 0: not given
+  std::int64_t rank = 0;  // --optimizer-rank; 0 omits it
   double beta2 = -1;
   std::function<Made(std::vector<optim::Named>, const optim::MatrixOptions&)> make;
 };
@@ -66,7 +66,7 @@ TEST_CASE("training numbers: items a second and the time that is left, of the mi
   o.setup.sizes.layers = 1, o.setup.sizes.heads = 2, o.setup.sizes.width = 16, o.setup.sizes.sequence = 8;
   o.data = "synthetic", o.steps = 5, o.eval_batches = 1;
   constexpr double tokens = 3 * 8;
-  double later_ms = 0, mean = 0;  // of all steps but the first, which also warms up
+  double later_ms = 0, mean = 0;  // over all steps but the first, which also warms up
   int later = 0;
   const models::TrainReport report = trained_test::run(o, [&](const nn::Progress& p) {
                                        if (p.step > 1) later_ms += p.ms, ++later;
@@ -190,7 +190,7 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
     const auto model = models::make_model(options.setup.model, prepared.options.setup.sizes);
     optim::MatrixOptions matrix{.rate = 0.02, .weight_decay = 0.3, .smallest_decayed_rank = 2};
     if (row.beta2 >= 0) matrix.beta2 = row.beta2;
-    for (const optim::Named& p : model->trainable()) {  // embeddings, and the head where it is not tied
+    for (const optim::Named& p : model->trainable()) {  // embeddings, and an untied head
       if (p.tensor.rank() >= 2 && p.name.find("gpt.h.") != 0 && p.name.find("h.") != 0) {
         matrix.elementwise.push_back(p.name);
       }
@@ -231,7 +231,7 @@ TEST_CASE("training numbers: alpha is the rank, and an interval is for a dynamic
   CHECK(models::loss_scaling(setup)->interval == 5);
 }
 
-// ---- Training with every optimizer that looks at whole tensors: predicted bytes, budgets, ranks, resumed runs.
+// ---- Training with every whole-tensor optimizer: predicted bytes, budgets, ranks, resumed runs.
 
 using trained_test::Run;
 
@@ -308,7 +308,7 @@ TEST_CASE("optimizers: of matrices train images and narrow parameters as predict
 }
 
 TEST_CASE("optimizers: what matrices are left to AdamW", "[program]") {
-  // By the state that a parameter has: two moments of its own shape are AdamW's.
+  // Recognises AdamW by its state: two moments in the parameter's shape.
   const auto elementwise = [](const char* model, const models::ModelOptions& sizes) {
     models::Setup setup;
     setup.model = model, setup.sizes = sizes, setup.optimizer = "muon";
@@ -342,8 +342,8 @@ TEST_CASE("optimizers: a rank belongs to galore", "[program]") {
         std::string::npos);
 }
 
-// ---- With no flag but the data every family of models trains on the data that are there: the loss falls below a
-// stated one at both seeds. 200 steps of the perceptron, as many of the others as a test has time for.
+// ---- With default rates every family of models trains: the loss falls below a limit at both seeds. 200 steps for the
+// perceptron, fewer for the others to save time.
 
 namespace {
 
@@ -351,7 +351,7 @@ struct Case {
   const char* model;
   const char* data;
   std::int64_t width, layers, steps;
-  double loss;  ///< of the validation; chance is 2.30 for digits, 4.17 for characters
+  double loss;  ///< validation loss; chance is 2.30 for digits, 4.17 for characters
 };
 
 }  // namespace
@@ -373,7 +373,7 @@ TEST_CASE("default rates: every family trains with them", "[program][slow]") {
       options.setup.sizes.width = c.width, options.setup.sizes.layers = c.layers;
       if (c.layers > 0) options.setup.sizes.heads = 4, options.setup.sizes.sequence = 32;
       options.data = std::string(folder) + "/" + c.data;
-      options.steps = c.steps, options.schedule = "cosine", options.warmup = c.steps / 10;  // as the program has them
+      options.steps = c.steps, options.schedule = "cosine", options.warmup = c.steps / 10;  // the program's defaults
       const models::TrainReport report = trained_test::run(options).report;
       INFO(c.model << " with seed " << seed << ": " << report.loss_last << ", validation " << report.evaluation->loss);
       CHECK(report.end == nn::TrainEnd::complete);

@@ -285,7 +285,7 @@ TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of i
     options.resume = options.save, options.steps = 7;
     CHECK(train(options) == whole);
   }
-  // Likewise if a step fails after steps that were not saved.
+  // A step fails after steps that were not saved, and the run resumes.
   int real_steps = 0;
   Own bad = averaged();
   bad.loss = [&](Averaged& net, const Tensor& x) {
