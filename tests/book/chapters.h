@@ -45,7 +45,7 @@ std::size_t word_count(const std::string& prose);
 /// A block of commands, ```sh, or of lines "$ COMMAND" with their output, that is not a shown one; and the lines right
 /// above it, which tell a test how to run it:
 ///   <!-- run each -->          every line as it stands, one after the other in one folder
-/// <!-- instead: COMMAND -->  one per command of the block: a smaller one, where that is long or for another machine
+///   <!-- instead: COMMAND -->  one per command of the block: a smaller one, where that is long or for another machine
 ///   <!-- not run: WHY -->      nothing; tests/book/page_check.h lists the reasons
 struct Script {
   std::size_t line = 0;  ///< of the block's first command, from 1

@@ -79,7 +79,7 @@ class Run final : public nn::TrainingRun {
   nn::StepOptions& options() override { return options_; }
   std::int64_t parameters() const override { return net_->parameter_count(); }
 
-  /// What the last step made, and what it left.
+  /// The results of the last step, and the state after it.
   Trajectory noted(int step) const {
     Trajectory all{{step, Item::loss, "loss", loss_}};
     for (std::size_t i = 0; i < optimizer_->parameters().size(); ++i) {
@@ -157,7 +157,7 @@ class Run final : public nn::TrainingRun {
     if (++complete_ == all && technique_.before_update) technique_.before_update(*net_);
   }
 
-  // What the next random call under every path would draw: how many calls there were.
+  // The site of the next random call under every path, which counts the calls so far.
   void note_calls() {
     RandomGenerator copy = generator_;
     std::vector<std::uint32_t> sites;
@@ -186,7 +186,7 @@ class Run final : public nn::TrainingRun {
   TapeTimes times_;
   Bytes loss_, calls_;
   std::vector<Bytes> gradients_;  // of the step, per parameter
-  std::size_t complete_ = 0;      // of them
+  std::size_t complete_ = 0;      // gradients that are complete
   std::function<void(const std::shared_ptr<Leaf>&)> note_ = [this](const std::shared_ptr<Leaf>& leaf) {
     note_gradient(leaf);
   };
@@ -216,7 +216,7 @@ void run_segment(Net& net, FatePolicy policy, std::size_t begin, std::size_t end
   }
 }
 
-/// Whether it is nested in the error that memory ran out.
+/// Whether OutOfMemory is nested in the error.
 bool is_from_memory(const nn::PartialUpdateError& error) {
   try {
     std::rethrow_if_nested(error);
@@ -359,7 +359,7 @@ FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailP
   const ResourceScope scope(is_below ? std::shared_ptr<memory::Resource>(stack.placed) : fail);
   Run run(make, technique, device);
 
-  // Step 0, or step 1 with the k-th request failing. The region of a placed arena is taken anew each time.
+  // Step 0, or step 1 with the k-th request failing. A placed arena takes its region anew each time.
   const auto step = [&](std::size_t index, std::uint64_t k) {
     if (stack.placed) stack.placed->release_region();
     fail->arm(k);

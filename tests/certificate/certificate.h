@@ -1,12 +1,12 @@
 #pragma once
-// The certificate that a memory technique changes no bit: a net is trained for some steps without the technique and
-// with it, and everything that a step makes or changes is compared bytewise. Also: every allocation of a step under the
-// technique fails in turn.
+// The certificate that a memory technique changes no bit: trains a net for some steps with and without the technique
+// and compares all bytes that a step makes or changes. Also fails every allocation of a step under the technique, one
+// by one.
 //
 // Terms
-//   technique     a way of running a step in other bytes: segments, a plan of the tape, a placement, ...
+//   technique     a way of running a step in other memory: segments, a plan of the tape, a placement, ...
 //   trajectory    everything that the steps made and changed, as bytes under names
-//   certificate   in what a trajectory differs from that of the plain run; it holds when in nothing
+//   certificate   the differences of a trajectory from the plain run's; it holds when there are none
 
 #include <cstddef>
 #include <cstdint>
@@ -29,53 +29,53 @@ namespace thimble::certificate {
 class Net : public nn::Module {
  public:
   virtual std::size_t stage_count() const = 0;
-  /// What stage 0 takes.
+  /// Input of stage 0.
   virtual Tensor input(std::int64_t micro_batch) const = 0;
-  /// Runs one stage. The last one gives the mean loss, one element.
+  /// Runs one stage. The last one returns the mean loss, one element.
   virtual Tensor run(std::size_t stage, const Tensor& x, std::int64_t micro_batch) = 0;
   virtual std::unique_ptr<optim::Optimizer> make_optimizer() const = 0;
   virtual std::int64_t samples() const = 0;
-  /// What the loss is scaled with; none: it is not.
+  /// Scales the loss; null without scaling.
   virtual std::unique_ptr<optim::GradScaler> make_scaler() const { return nullptr; }
-  /// The paths that random numbers are drawn under.
+  /// The paths under which the net draws random numbers.
   virtual std::vector<PathId> random_paths() const = 0;
-  /// From now on some operators send what they save to `tier`.
+  /// Makes some operators send their saved tensors to `tier` from now on.
   void offload_to(std::shared_ptr<Tier> tier) { tier_ = std::move(tier); }
 
  protected:
-  std::shared_ptr<Tier> tier_;  // null: everything stays
+  std::shared_ptr<Tier> tier_;  // null while everything stays
 };
 using MakeNet = std::function<std::unique_ptr<Net>(memory::Device)>;
 
-/// The stages of a net in order, from its input to its loss.
+/// Runs the stages of a net in order, from its input to its loss.
 using Forward = std::function<Tensor(Net&, std::int64_t micro_batch)>;
 Tensor run_plain(Net& net, std::int64_t micro_batch);
 /// Segments of k stages.
 Forward every_kth(std::size_t k, FatePolicy policy = drop_all);
 /// Segments of sqrt(n) stages.
 Forward square_root(FatePolicy policy = drop_all);
-/// A segment around all, one around each half, and so on down to one around each stage.
+/// A segment around the net, one around each half, and so on down to one around each stage.
 Forward nested(FatePolicy policy = drop_all);
 
 struct Technique {
   std::string name = {};
   Forward forward = run_plain;
-  std::shared_ptr<const TapePlan> plan = nullptr;  ///< null: none is followed
+  std::shared_ptr<const TapePlan> plan = nullptr;  ///< null for no plan
   std::int64_t micro_batches = 1;
   double clip_norm = 0;
   nn::FusedUpdate fuses = nn::FusedUpdate::off;
-  bool is_placed = false;                     ///< steps are replayed in a placed arena
-  std::vector<StepPlacement> placement = {};  ///< by these plans; empty: by those of a dry run
-  bool moves_blocks = false;                  ///< every block is moved before every allocation
-  bool offloads = false;                      ///< saved tensors of some operators are on a disk until backward
-  bool offloads_parameters = false;           ///< parameters are on a disk between uses
-  bool offloads_gradients = false;            ///< gradients are on a disk until their parameter is updated
-  bool sends_state = false;                   ///< all state goes to a disk and back before every step
-  /// For mutants: called when the loss is recorded, and when the last gradient is complete.
+  bool is_placed = false;                     ///< replays steps in a placed arena
+  std::vector<StepPlacement> placement = {};  ///< defaults to a dry run's plans
+  bool moves_blocks = false;                  ///< moves every block before every allocation
+  bool offloads = false;                      ///< keeps saved tensors of some operators on a disk until backward
+  bool offloads_parameters = false;           ///< keeps parameters on a disk between uses
+  bool offloads_gradients = false;            ///< keeps gradients on a disk until their parameter's update
+  bool sends_state = false;                   ///< sends all state to a disk and back before every step
+  /// For mutants: called after the loss is recorded, and after the last gradient is complete.
   std::function<void(Net&)> after_forward = nullptr, before_update = nullptr;
 };
 
-/// What a step makes or changes.
+/// The kinds of results and changes of a step.
 using Item = nn::Compared;
 using nn::Difference;
 
@@ -89,13 +89,13 @@ struct Entry {
 /// By step, then in an order that does not depend on the technique.
 using Trajectory = std::vector<Entry>;
 
-/// What a run did besides: whether the technique was in force.
+/// Evidence that the technique was in force.
 struct Figures {
   std::size_t recomputed = 0;  ///< nodes of the last recording that ran again
   std::size_t activation_peak_bytes = 0, gradient_peak_bytes = 0, parameter_peak_bytes = 0;
   std::uint64_t moved_blocks = 0;
   std::uint64_t tier_writes = 0;
-  std::size_t leaked_bytes = 0;  ///< that were still there when everything had died
+  std::size_t leaked_bytes = 0;  ///< still allocated after everything was destroyed
   PlacedArena::Statistics placed;
 };
 
@@ -105,8 +105,8 @@ struct Training {
 };
 constexpr int certified_steps = 3;
 
-/// Trains a net under a technique, in an arena of its own that is filled with NaN, on thread_count() threads. Throws
-/// what the steps throw.
+/// Trains a net under a technique, in a separate arena filled with NaN, on thread_count() threads. Throws the steps'
+/// errors.
 Training train(const MakeNet& make, const Technique& technique, int steps = certified_steps,
                memory::Device device = cpu);
 
@@ -117,22 +117,21 @@ struct Certificate {
   std::vector<Difference> differences;
   Figures plain, figures;
   bool holds() const noexcept { return differences.empty(); }
-  /// Whether an item differs in a step; in any when `step` is negative.
+  /// Whether an item differs in `step`; in any step if that is negative.
   bool names(Item item, int step = -1) const;
-  /// One line per difference, the first ten.
+  /// One line for each of the first ten differences.
   std::string text() const;
 };
 
-/// In what two trajectories differ, by their digests (nn/certify/certify.h).
+/// The differences of two trajectories, by their digests (nn/certify/certify.h).
 std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other);
 
-/// Gives certificates for a net.
 class Certifier {
  public:
   explicit Certifier(MakeNet make, memory::Device device = cpu) : make_(std::move(make)), device_(device) {}
   const MakeNet& net() const noexcept { return make_; }
 
-  /// Holds a technique on thread_count() threads against the plain run on one, on the same device, with the same
+  /// Compares a technique on thread_count() threads with the plain run on one thread, on the same device, with equal
   /// micro-batches and clipping.
   Certificate certify(const Technique& technique);
 
@@ -147,27 +146,27 @@ std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, c
                                                           std::size_t count, std::uint64_t seed,
                                                           memory::Device device = cpu);
 
-/// Which requests for memory fail: those of tensors, or those that a placed arena makes of the arena below it.
+/// The memory requests that fail: tensors, or a placed arena's requests to the arena below it.
 enum class FailPlace : std::uint8_t { tensors, below_placed };
 
-/// What happened when each allocation of a step failed in turn.
+/// Results of failing each allocation of a step.
 struct FailureWalk {
   std::uint64_t requests = 0;  ///< of one step
-  std::size_t clean = 0;       ///< failures with OutOfMemory and everything as it was
-  std::size_t partial = 0;     ///< with PartialUpdateError, which only an unsecured fused update may throw
-  std::size_t untyped = 0;     ///< with anything else, or with nothing
+  std::size_t clean = 0;       ///< OutOfMemory, with everything unchanged
+  std::size_t partial = 0;     ///< PartialUpdateError: an unsecured fused update, or gradients or parameters on a disk
+  std::size_t untyped = 0;     ///< any other error, or none
   std::size_t changed = 0;     ///< OutOfMemory, but parameters, optimizer, statistics or generator had changed
   std::size_t leaked = 0;      ///< bytes were left behind
-  std::size_t leftovers = 0;   ///< a gradient, a tape, a transaction or a path was
-  std::size_t different = 0;   ///< the step tried again gave other bits
+  std::size_t leftovers = 0;   ///< a gradient, a tape, a transaction or a path was left behind
+  std::size_t different = 0;   ///< the retried step gave other bits
   Figures figures;
 };
 
-/// Fails every request of a net's second step in turn, once each, and tries the step again every time.
+/// Fails each request of a net's second step once, and retries the step every time.
 FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors,
                           memory::Device device = cpu);
 
-/// A number of kernel threads for a scope.
+/// Sets the number of kernel threads for a scope.
 class ThreadScope {
  public:
   explicit ThreadScope(int threads) : before_(thread_count()) { set_thread_count(threads); }

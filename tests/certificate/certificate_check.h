@@ -1,13 +1,12 @@
 #pragma once
-// Catch2 checks of certificates and of walks through failures, and of what a technique has to show that it was in
-// force.
+// Catch2 checks of certificates and failure walks, including that the technique was in force.
 
 #include "certificate.h"
 #include "support/catch.h"
 
 namespace thimble::certificate {
 
-/// Holds the technique against the plain run, and checks that it was in force.
+/// Compares the technique with the plain run, and checks that it was in force.
 inline Certificate check_certificate(Certifier& certifier, const Technique& technique) {
   INFO("technique: " << technique.name);
   const Certificate certificate = certifier.certify(technique);
@@ -28,7 +27,7 @@ inline Certificate check_certificate(Certifier& certifier, const Technique& tech
   return certificate;
 }
 
-/// The same of techniques that run something again in order to keep less.
+/// For techniques that run nodes again in order to keep less.
 inline void check_segments(Certifier& certifier, const Technique& technique) {
   const Certificate certificate = check_certificate(certifier, technique);
   INFO("technique: " << technique.name);
@@ -36,7 +35,7 @@ inline void check_segments(Certifier& certifier, const Technique& technique) {
   CHECK(certificate.figures.activation_peak_bytes < certificate.plain.activation_peak_bytes);
 }
 
-/// Fails every allocation of a step in turn, and checks what came of it.
+/// Fails each allocation of a step, and checks the outcomes.
 inline FailureWalk check_walk(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors,
                               memory::Device device = cpu) {
   INFO("technique: " << technique.name);

@@ -1,6 +1,6 @@
-// FP8 under every fate, when memory runs out, and with mistakes: a recompute that counts as a step of its own, one that
-// uses the scales of the next step, a step that records twice. What the policies' certificates share is in
-// certificate_precision_test.cpp.
+// FP8 under every fate, when memory runs out, and with mistakes: a recompute that counts as another step, a recompute
+// that uses the scales of the next step, a step that records twice. certificate_precision_test.cpp has the certificates
+// common to all policies.
 
 #include <vector>
 
@@ -38,7 +38,7 @@ Fp8State state_of(const nn::Linear& layer) {
   return state;
 }
 
-/// An FP8 product with a mistake in it. `none` is the layer's own.
+/// An FP8 product with a mistake in it; `none` is the layer's product.
 struct Mistaken {
   enum class Kind : std::uint8_t { none, recompute_is_a_step, recompute_takes_next_scales, records_twice };
   static constexpr const char* name = "mistaken";
@@ -117,7 +117,7 @@ TEST_CASE("certificate: the state of FP8 is compared", "[certificate][fp8]") {
       changed += before.step == 0 && before.name == entry.name && before.bytes != entry.bytes;
     }
   }
-  // Of eight layers all but the one that the net multiplies itself, "block1.up", go on in every step.
+  // All eight layers have state; it changes in every step, except in "block1.up", which the net multiplies itself.
   CHECK(states == 8 * 3);
   CHECK(changed >= 7 * 2);
 }
@@ -142,7 +142,7 @@ TEST_CASE("certificate mutant: FP8 scales", "[certificate][fp8]") {
     INFO(certificate.text());
     CHECK(certificate.holds());
   }
-  // What records again shows in the counts of the layer at once, and nothing else is wrong in the first step.
+  // A recompute that records again shows in the layer's counts at once, and nothing else is wrong in the first step.
   Certifier again(net_with(Kind::recompute_is_a_step));
   CHECK(again.certify({.name = "none"}).holds());
   const Certificate counted = again.certify(segments);
@@ -153,13 +153,13 @@ TEST_CASE("certificate mutant: FP8 scales", "[certificate][fp8]") {
     has_counts = has_counts || (d.step == 0 && d.name == "block1.down.fp8_steps");
   }
   CHECK(has_counts);
-  // What takes the scales that are to come shows in gradients from the second step on.
+  // A recompute that takes future scales shows in gradients from the second step on.
   Certifier next(net_with(Kind::recompute_takes_next_scales));
   CHECK(next.certify({.name = "none"}).holds());
   const Certificate early = next.certify(segments);
   CHECK(early.names(Item::gradient));
   CHECK_FALSE(early.names(Item::loss, 0));
-  // A step that records twice is wrong with and without a technique: only a net that does it right tells.
+  // A step that records twice is wrong with and without a technique: only a correct net reveals it.
   const std::vector<Difference> twice =
       compare(train(net_with(Kind::none), {}).trajectory, train(net_with(Kind::records_twice), {}).trajectory);
   CHECK_FALSE(twice.empty());

@@ -1,4 +1,4 @@
-// The certificate itself: what is broken on purpose must fail it, by the right name.
+// The certificate itself: deliberate mistakes must fail it, by the right name.
 
 #include <algorithm>
 #include <string>
@@ -20,7 +20,7 @@ using namespace thimble::certificate;
 
 namespace {
 
-/// A batch norm that does not know a recompute from a forward: it updates its statistics in both.
+/// A batch norm that cannot tell a recompute from a forward: it updates its statistics in both.
 struct TwiceUpdated {
   using Proper = ops::BatchNorm<kernels::NormTail::none>;
   static constexpr const char* name = "twice_updated";
@@ -46,7 +46,7 @@ Tensor normalize_twice(const nn::BatchNorm2d& norm, const Tensor& x) {
   return apply(op, x, Tensor(), norm.weight, norm.bias);
 }
 
-/// A dropout that draws its site when it runs, so that a recompute takes the next one.
+/// A dropout that draws its site when it runs, so a recompute takes the next one.
 struct NextSite {
   static constexpr const char* name = "next_site";
   static constexpr Cost cost = Cost::elementwise;
@@ -65,7 +65,7 @@ struct NextSite {
   }
 };
 
-/// A dropout whose recompute counts one element too many: samples are numbered one higher.
+/// A dropout whose recompute is off by one: it numbers samples one higher.
 struct OffByOne {
   static constexpr const char* name = "off_by_one";
   static constexpr Cost cost = Cost::elementwise;
@@ -80,7 +80,7 @@ struct OffByOne {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const { return proper.backward(saved, std::move(dy), needs); }
 };
 
-/// Doubles a weight behind the tape's back, or halves it: exact, and no version is counted.
+/// Multiplies a weight without the tape's knowledge: exact for 2 and 0.5, and its version does not change.
 void scale_stealthily(Net& net, const std::string& name, float factor) {
   for (const nn::NamedTensor& p : net.parameters()) {
     if (p.name != name || p.tensor.device().is_dry) continue;
@@ -101,7 +101,7 @@ using Names = std::vector<std::string>;
 
 const Technique segments{.name = "segments", .forward = every_kth(1)};
 
-/// Under what runs nothing again a mutant does no harm.
+/// A mutant is harmless where nothing runs again.
 void check_harmless_without_recomputation(Certifier& certifier) {
   for (const Technique& technique : {Technique{.name = "none"}, Technique{.name = "placed", .is_placed = true},
                                      Technique{.name = "moved", .moves_blocks = true}}) {
@@ -117,7 +117,7 @@ TEST_CASE("certificate mutant: a batch norm updated twice", "[certificate]") {
   Certifier certifier(conv_net({.normalize = normalize_twice}));
   check_harmless_without_recomputation(certifier);
   const Certificate certificate = certifier.certify(segments);
-  // In training nothing reads the statistics, so they alone are wrong, those of this norm, in every step.
+  // In training nothing reads the statistics, so only they are wrong, only in this norm, in every step.
   CHECK_FALSE(certificate.holds());
   CHECK(certificate.differences.size() == 2 * certified_steps);
   for (int step = 0; step < certified_steps; ++step) {
@@ -144,8 +144,8 @@ TEST_CASE("certificate mutant: a counter off by one", "[certificate]") {
     }}));
     check_harmless_without_recomputation(certifier);
     const Certificate certificate = certifier.certify(segments);
-    // The convolution behind it reads the dropped tensor again for its weight's gradient, and so does the norm behind
-    // that; what comes after has the mask of the forward.
+    // The next convolution reads the dropped tensor again for its weight's gradient, and so does the norm after it;
+    // later layers have forward's mask.
     CHECK(certificate.names(Item::gradient, 0));
     const Names wrong = names_of(certificate, Item::gradient, 0);
     CHECK(std::count(wrong.begin(), wrong.end(), "block1.conv2.weight") == 1);
@@ -158,8 +158,8 @@ TEST_CASE("certificate mutant: a counter off by one", "[certificate]") {
 }
 
 TEST_CASE("certificate mutant: a stale weight", "[certificate]") {
-  // The stem's weight is another one between the end of forward and the first update. Backward itself does not read it,
-  // because images take no gradient: only running the stem again does.
+  // The stem's weight is different between the end of forward and the first update. Backward does not read it, because
+  // images take no gradient: only a rerun of the stem does.
   const auto overwritten = [](Technique technique) {
     technique.after_forward = [](Net& net) { scale_stealthily(net, "stem.conv.weight", 2); };
     technique.before_update = [](Net& net) { scale_stealthily(net, "stem.conv.weight", 0.5f); };
@@ -205,7 +205,7 @@ TEST_CASE("certificate mutant: every bit that is compared counts", "[certificate
     CHECK(compare(plain, shorter).size() == 1);
     CHECK(compare(shorter, plain).size() == 1);
   }
-  // All that a convolutional net's step changes is there.
+  // Everything that a step of a convolutional net changes is there.
   const Trajectory all = train(nets[0], {}, 1).trajectory;
   const auto has = [&](Item item, const char* name) {
     return std::any_of(all.begin(), all.end(), [&](const Entry& e) { return e.item == item && e.name == name; });

@@ -18,7 +18,7 @@
 namespace thimble::certificate {
 namespace {
 
-/// The operator `Op`, whose saved tensors are in a tier until its backward.
+/// The operator `Op` with its saved tensors in a tier until its backward.
 template <class Op>
 struct Away {
   static constexpr const char* name = "away";
@@ -103,7 +103,7 @@ optim::NarrowUpdate update_of(const NetOptions& options) {
   return options.precision ? options.precision->update : optim::NarrowUpdate::rounded;
 }
 
-/// Its scale is the largest at first, so that some step is skipped.
+/// Starts at the largest scale, so that some step is skipped.
 std::unique_ptr<optim::GradScaler> scaler_of(const NetOptions& options) {
   if (!options.precision || !options.precision->scales_loss) return nullptr;
   return std::make_unique<optim::GradScaler>(optim::GradScalerOptions{.scale = 0x1p24, .backoff = 0x1p-12});

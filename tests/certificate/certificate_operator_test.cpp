@@ -1,5 +1,5 @@
-// Every operator meets every fate: inside of a segment and inside of a nested one, whatever is kept of it and of its
-// neighbours, the gradients are those of the plain run, bit for bit.
+// Every operator meets every fate: inside a segment and inside a nested one, whatever is kept of it and of its
+// neighbours, the gradients are the plain run's, bit for bit.
 
 #include "../examples/own_operators.h"
 
@@ -28,10 +28,10 @@ namespace {
 
 using Tensors = std::span<const Tensor>;
 
-/// A call of an operator: `x` are its floating operands, made by a node before it; `state` two tensors (4) of its own
-/// that it may write, 0.1 and 0.9.
+/// A call of an operator: `x` are its floating operands, made by an earlier node; `state` two tensors (4) that it may
+/// write, 0.1 and 0.9.
 struct FateCase {
-  std::string name;  ///< that it is recorded under
+  std::string name;  ///< name of its node
   std::vector<Shape> operands;
   std::function<Tensor(Tensors x, Tensors state)> run;
   double low = -2, high = 2;  ///< of the operands' values
@@ -90,7 +90,7 @@ void add_elementwise(std::vector<FateCase>& rows) {
   binary("div", thimble::div, 0.2);
   binary("minimum", minimum);
   binary("maximum", maximum);
-  // Without gradients of their own; somebody's backward reads their results.
+  // They have no gradient, but the backward of `where` reads their results.
   const auto comparison = [&](const char* name, Binary f) {
     rows.push_back({name, {a, b}, [f](Tensors x, Tensors) { return where(f(x[0], x[1]), x[0], x[1]); }});
   };
@@ -262,7 +262,7 @@ std::vector<FateCase> fate_cases() {
   return rows;
 }
 
-/// The names of the operators that headers declare: the strings that a `name` may be.
+/// The names of operators in headers: every string that a `name` may be.
 std::set<std::string> declared_operators() {
   std::set<std::string> names;
   const std::string mark = "static constexpr const char* name =";
@@ -287,7 +287,7 @@ std::set<std::string> declared_operators() {
 
 struct FateRun {
   std::vector<Tensor> values;  // the loss, gradients, state
-  TapeGraph graph;             // when observed
+  TapeGraph graph;             // only when observed
 
   bool has_bits_of(const FateRun& other) const {
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -299,7 +299,7 @@ struct FateRun {
   }
 };
 
-/// sum(square(operator(1.25 leaves))): the operator's operands are made by nodes, and its result is read again.
+/// sum(square(operator(1.25 leaves))): nodes make the operator's operands, and its result is read again.
 FateRun run_case(const FateCase& row, std::shared_ptr<const TapePlan> plan, bool observes = false) {
   RandomGenerator generator(5);
   const GeneratorScope random(generator);
@@ -334,8 +334,7 @@ FateRun run_case(const FateCase& row, std::shared_ptr<const TapePlan> plan, bool
   return result;
 }
 
-/// The plan with one segment around all nodes, and where `is_nested` another one in it, from the first to the last node
-/// of the operator's name.
+/// One segment around all nodes; `is_nested` adds one inside it, from the operator's first node to its last.
 TapePlan fate_plan(const TapeGraph& graph, const std::string& name, Fate fate, Fate others, bool is_nested) {
   TapePlan plan;
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
@@ -374,13 +373,13 @@ TEST_CASE("certificate operator: every operator meets every fate", "[certificate
       }
     }
   }
-  // Nothing that the library declares is missing, but functors that are kernels of the reductions and no operators.
+  // No declared operator is missing, except functors that are kernels of reductions, not operators.
   std::set<std::string> declared = declared_operators();
   CHECK(declared.size() > 60);
   for (const char* part : {"squared_difference", "variance_gradient", "logsumexp_gradient", "norm_gradient"}) {
     CHECK(declared.erase(part) == 1);
   }
-  CHECK(declared.erase("linear_q8") == 1);  // inference alone: where a gradient is asked for it throws
+  CHECK(declared.erase("linear_q8") == 1);  // only for inference: throws where a gradient is needed
   for (const std::string& name : declared) {
     INFO("operator without a row: " << name);
     CHECK(met.count(name) == 1);

@@ -1,5 +1,5 @@
-// What packing leaves of the certificate: which tensors are packed decides the bits, and nothing else does, as long as
-// nothing is recomputed from packed tensors; what is, is what operators make of the rounded values.
+// The certificate under packing: the choice of packed tensors decides the bits, and nothing else does, as long as
+// nothing is recomputed from packed tensors. A recompute from them runs the operators on the rounded values.
 
 #include <memory>
 #include <string>
@@ -34,7 +34,7 @@ nn::SpillPolicy packs(DType dtype) {
   return spilling;
 }
 
-/// Each of the forms, and a choice by operator.
+/// All forms, and a choice by operator.
 std::vector<std::pair<std::string, nn::SpillPolicy>> forms() {
   std::vector<std::pair<std::string, nn::SpillPolicy>> list;
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
@@ -74,7 +74,7 @@ bool reads(const TapeGraph& graph, std::uint32_t node, std::uint32_t storage) {
   return false;
 }
 
-/// Segments in some stretches of the tape, nested ones in them; most nodes in them keep all.
+/// Segments over random ranges of the tape, with nested ones inside; most nodes keep everything.
 TapePlan random_stretches(const TapeGraph& graph, random_plans::Random& random) {
   TapePlan plan = random_plans::random_plan(graph, random);
   plan.segments.clear();
@@ -90,7 +90,7 @@ TapePlan random_stretches(const TapeGraph& graph, random_plans::Random& random) 
   return plan;
 }
 
-/// Adds spills of what `plan` keeps and no run again reads.
+/// Adds spills of tensors that `plan` keeps and no rerun reads.
 void add_spills_beside(const TapeGraph& graph, const nn::SpillPolicy& spilling, TapePlan& plan) {
   const std::vector<std::int32_t> innermost = plan.innermost();
   const auto is_outer = [&](std::uint32_t n) {
@@ -109,7 +109,7 @@ void add_spills_beside(const TapeGraph& graph, const nn::SpillPolicy& spilling, 
   }
 }
 
-/// The same spills, with nothing dropped.
+/// The plan's spills without its segments.
 Plan without_segments(const TapePlan& plan) {
   auto kept = std::make_shared<TapePlan>(plan);
   kept->segments.clear();
@@ -161,7 +161,7 @@ TEST_CASE("certificate, packed: running again beside packed tensors changes no b
         in_force += !compare(plain, packed).empty() && again.figures.recomputed > 0;
       }
       INFO(net << ", " << form << ": " << in_force << " in force");
-      if (net == "convolutions, O1" && form == "bf16") continue;  // its results are in f16, but for a few
+      if (net == "convolutions, O1" && form == "bf16") continue;  // nearly all its results are f16
       CHECK(in_force >= 2);
     }
   }
@@ -180,7 +180,7 @@ TEST_CASE("certificate, packed: placement, moves, threads and fused updates chan
       const nn::SpillPolicy& spilling = entry.second;
       INFO(net << ", " << form);
       random_plans::Random random(seed++);
-      // Spills of all that can be packed, whether a run again reads it or not, and segments drawn at random.
+      // Spills everything that can be packed, whether a rerun reads it or not, under random segments.
       const auto packed = [&](const TapeGraph& of) {
         auto plan = std::make_shared<TapePlan>(random_stretches(of, random));
         plan->spills = nn::pack_all(of, spilling).spills;
@@ -200,7 +200,7 @@ TEST_CASE("certificate, packed: placement, moves, threads and fused updates chan
           check_equal(expected, training.trajectory);
           CHECK(training.figures.leaked_bytes == 0);
           CHECK(training.figures.placed.steps == (technique.is_placed ? certified_steps : 0));
-          if (!scales) CHECK(training.figures.placed.deviations == 0);  // a skipped step makes less
+          if (!scales) CHECK(training.figures.placed.deviations == 0);  // a skipped step allocates less
           CHECK((training.figures.moved_blocks > 0) == technique.moves_blocks);
         }
       };
@@ -216,8 +216,8 @@ TEST_CASE("certificate, packed: placement, moves, threads and fused updates chan
 }
 
 TEST_CASE("certificate, packed: how a segment runs again from packed tensors changes no bit", "[certificate][pack]") {
-  // Both drop all that a stretch makes and read the same packed tensors before it; within, one runs all at once, the
-  // other in nested segments that keep some.
+  // Both plans drop all results of a range and read the same packed tensors before it. Inside, one reruns everything at
+  // once, the other in nested segments that keep some results.
   for (const NamedNet& named : nets()) {
     const std::string& net = named.name;
     const MakeNet& make = named.make;
@@ -286,11 +286,11 @@ TEST_CASE("certificate, packed: gradients of what is recomputed from packed tens
     };
     const auto kept = planned(false), again = planned(true);
 
-    // By hand. The forward is in full digits, and so is the gradient that arrives at node 4; from there down the
-    // program is one that begins with the rounded result of node 1.
+    // By hand: forward is exact, and so is the gradient that arrives at node 4; from there down the program is one that
+    // begins with the rounded result of node 1.
     const Tensor first = tanh(linear(chain.x, chain.w[0])).detach();
     const Tensor rounded = unpack(pack(first, dtype), DType::f32).require_grad();
-    const Tensor sums = linear(tanh(linear(first, chain.w[1])), chain.w[2]).detach().require_grad();  // of node 4
+    const Tensor sums = linear(tanh(linear(first, chain.w[1])), chain.w[2]).detach().require_grad();  // node 4's result
     record([&] { return mean(square(tanh(sums))); });
     record([&] { return sum(mul(linear(tanh(linear(rounded, chain.w[1])), chain.w[2]), sums.grad().detach())); });
     const auto values = to_host<float>(rounded);
@@ -322,7 +322,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
     plan.spills = nn::pack_all(graph, packs(DType::i8)).spills;
     const Trajectory packed = reference(make, {.plan = std::make_shared<TapePlan>(plan)});
     CHECK(compare(packed, train(make, {.plan = std::make_shared<TapePlan>(plan)}).trajectory).empty());
-    // Gradients differ, and in the first step nothing of the forward; a loss scale may skip that step.
+    // Gradients differ, but nothing of the first forward; a loss scale may skip the first step.
     const auto is_found = [&](const TapePlan& other) {
       Certificate certificate;
       certificate.differences = compare(packed, train(make, {.plan = std::make_shared<TapePlan>(other)}).trajectory);
@@ -331,7 +331,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
       CHECK_FALSE(certificate.names(Item::generator));
       return certificate.names(Item::gradient);
     };
-    // A backward may read no more of a tensor than its sign, as that of a ReLU.
+    // A backward may read only a tensor's sign, as ReLU's does.
     std::size_t fewer = 0, others = 0;
     for (std::size_t i = 0; i < plan.spills.size(); ++i) {
       TapePlan mutant = plan;
@@ -343,7 +343,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
     INFO(plan.spills.size() << " spills, " << fewer << " left out, " << others << " in another form");
     CHECK(2 * fewer > plan.spills.size());
     CHECK(2 * others > plan.spills.size());
-    TapePlan from_packed = plan;  // a stretch is recomputed from what is packed before it
+    TapePlan from_packed = plan;  // recomputes a range from packed tensors before it
     const auto middle = static_cast<std::uint32_t>(plan.types.size() / 2);
     from_packed.segments.push_back({middle, middle + 8, TapePlan::none});
     for (std::uint32_t n = middle; n < middle + 8; ++n) from_packed.fates[n] = Fate::drop;
@@ -353,7 +353,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
 
 TEST_CASE("certificate, packed: plans of a planner", "[certificate][pack]") {
   std::size_t with_spills = 0, with_both = 0;
-  // Peaks are counted in whole granules, which may hide a saving: nets of several sizes.
+  // Peaks are counted in whole granules, which may hide a saving, hence nets of several sizes.
   std::vector<MakeNet> nets;
   for (const int samples : {50, 60, 70, 80, 90}) {
     nets.push_back(conv_net({.samples = samples}));

@@ -1,5 +1,5 @@
-// Recomputation, plans, placement and threads under every precision policy: the same bits of everything, skipped steps,
-// the scaler and the random bits of stochastic rounding included.
+// Recomputation, plans, placement and threads give the same bits under every precision policy, including skipped steps,
+// the scaler and the random bits of stochastic rounding.
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Every memory technique against the plain run: the same bits of everything.
+// Every memory technique gives the bits of the plain run.
 
 #include <string>
 #include <vector>
@@ -70,7 +70,7 @@ TEST_CASE("certificate: random plans of the tape", "[certificate]") {
 }
 
 TEST_CASE("certificate: plans of a planner", "[certificate]") {
-  // Peaks are counted in whole granules of an arena, so these nets are larger.
+  // Peaks are counted in whole granules, so these nets are larger.
   std::size_t of_all = 0;
   for (const MakeNet& make : {conv_net({.samples = 120}), transformer({.samples = 120})}) {
     Certifier certifier(make);
