@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of its own for one test, removed at the end.
+// A temporary folder for one test, removed at the end.
 struct Folder {
   Folder() {
     std::string pattern = (fs::temp_directory_path() / "thimble-file-XXXXXX").string();
@@ -66,7 +66,7 @@ std::string failure(const std::string& path, std::string_view text) {
   return "";
 }
 
-// Lets no file of this process grow past `bytes` while it lives.
+// While it lives, no file of this process grows past `bytes`.
 struct FileSizeLimit {
   explicit FileSizeLimit(rlim_t bytes) {
     handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -130,7 +130,7 @@ TEST_CASE("atomic file: parts can be written where they belong", "[file]") {
   file.write(6, std::as_bytes(std::span(tail)));
   file.write(0, std::as_bytes(std::span(head)));
   CHECK(file.size() == 10);
-  file.write("!");  // appends to the furthest part
+  file.write("!");  // appends after the furthest write
   file.commit();
   CHECK(content(path) == std::string("head\0\0tail!", 11));
   CHECK_THROWS_AS(file.write(0, std::as_bytes(std::span(head))), thimble::FileError);
@@ -201,7 +201,7 @@ TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
     CHECK(message.find(row.why) != std::string::npos);
   }
   CHECK(folder.names().size() == 2);
-  // The suffix of the temporary file does not make a valid name too long.
+  // The temporary suffix does not make a valid name too long.
   CHECK(failure(folder / std::string(255, 'n').c_str(), "text").empty());
 }
 
@@ -209,7 +209,7 @@ TEST_CASE("atomic file: temporary files that nobody holds are removed, others st
   const Folder folder;
   const std::string path = folder / "model.bin";
   const std::string stale = path + ".0123456789abcdef.tmp";
-  const std::vector<std::string> others = {path + "." + std::to_string(::getpid()) + ".0.tmp",  // of no pattern of ours
+  const std::vector<std::string> others = {path + "." + std::to_string(::getpid()) + ".0.tmp",  // none of our patterns
                                            path + ".0123456789abcdeF.tmp",
                                            path + ".0123456789abcde.tmp",
                                            path + ".0123456789abcdef.tmp2",
@@ -221,10 +221,10 @@ TEST_CASE("atomic file: temporary files that nobody holds are removed, others st
   fs::create_directory(path + ".aaaaaaaaaaaaaaaa.tmp");
   REQUIRE(::symlink("model.bin", (path + ".bbbbbbbbbbbbbbbb.tmp").c_str()) == 0);
   {
-    thimble::AtomicFile first(path);  // removes what is stale
+    thimble::AtomicFile first(path);  // removes stale files
     CHECK_FALSE(fs::exists(stale));
     CHECK(folder.names().size() == others.size() + 3);
-    thimble::AtomicFile second(path);  // and nothing that is being written
+    thimble::AtomicFile second(path);  // but none that is being written
     CHECK(folder.names().size() == others.size() + 4);
     first.write("first");
     first.commit();
@@ -244,7 +244,7 @@ TEST_CASE("atomic file: a temporary name that is taken is passed over", "[file]"
   const thimble::TemporaryFile file = thimble::make_temporary_file(target, [&] { return next++; });
   CHECK(file.path == folder / "x.0000000000000008.tmp");
   CHECK(content(folder / "x.0000000000000007.tmp") == "taken");
-  // Locked, it is not stale; the other one is.
+  // The locked file is not stale; the other one is.
   CHECK(thimble::remove_stale_temporary_files(target) == 1);
   CHECK(folder.names() == std::vector<std::string>{"x.0000000000000008.tmp"});
   ::close(file.descriptor);
@@ -268,21 +268,21 @@ TEST_CASE("atomic file: what a killed process leaves is removed by the next, wit
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
     REQUIRE(WIFSIGNALED(status));
-    CHECK(folder.names().size() == 1);  // its own; that of the one before is gone
+    CHECK(folder.names().size() == 1);  // its temporary file; the previous one's is gone
   }
   thimble::write_file_atomically(path, std::string_view("whole"));
   CHECK(folder.names() == std::vector<std::string>{"model.bin"});
 }
 
-// ---- The order of calls that a file's promise rests on: its bytes are on the disk before its name is, and its name
-// before the call returns. The system's calls go through the functions of this test, which note them and can fail.
+// ---- The order of calls behind a file's promise: its bytes reach the disk before its name does, and its name before
+// the call returns. System calls go through this test's functions, which record them and can fail.
 
 namespace {
 
-/// What was called, while a test asks for it: "fsync new", "rename new -> x".
+/// The calls while recording is on: "fsync new", "rename new -> x".
 struct Calls {
   bool is_on = false;
-  std::string folder;  // its files are named by their last part; a temporary file is "new"
+  std::string folder;  // paths are recorded by their last part, temporary files as "new"
   std::vector<std::string> list;
   std::string failing;  // the call that fails
   int error = 0;
@@ -298,7 +298,7 @@ struct Calls {
     const ssize_t length = ::readlink(link.c_str(), path, sizeof path - 1);
     return length < 0 ? "?" : name_of(std::string(path, static_cast<std::size_t>(length)));
   }
-  /// Whether the call fails.
+  /// Records a call; returns whether it fails.
   bool note(const std::string& call) {
     if (!is_on) return false;
     list.push_back(call);
@@ -332,7 +332,7 @@ using namespace thimble;
 using files_test::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
-/// The calls that `f` makes for files of the folder.
+/// The calls of `f` for files in the folder.
 template <class F>
 Lines calls_of(const TemporaryFolder& folder, const F& f, const std::string& failing = "", int error = 0) {
   calls = {true, std::filesystem::canonical(folder.path()).string(), {}, failing, error};
@@ -346,7 +346,7 @@ Lines calls_of(const TemporaryFolder& folder, const F& f, const std::string& fai
   return calls.list;
 }
 
-/// What replacing a file by name is made of.
+/// The calls that replace a file by name.
 Lines replaced(const std::string& name) {
   return {"fsync new " + name, "rename new " + name + " -> " + name, "fsync folder"};
 }
@@ -368,7 +368,7 @@ TEST_CASE("files: bytes, then the name, then the folder", "[file]") {
   const std::string path = folder / "x";
   const auto write = [&] { write_file_atomically(path, "new text"); };
   CHECK(calls_of(folder, write) == replaced("x"));
-  CHECK(calls_of(folder, write) == replaced("x"));  // over the one that is there
+  CHECK(calls_of(folder, write) == replaced("x"));  // replaces the existing file
   CHECK(calls_of(folder, [&] { check_outputs({{"--out", path, &file_kinds::text}}, {}, true); }) == Lines{});
 }
 
@@ -384,7 +384,7 @@ TEST_CASE("files: a step that fails ends what comes after it", "[file]") {
       {"fsync new x", "cannot fsync: ", "old", EIO, {"fsync new x"}},
       {"rename new x -> x", "cannot rename ", "old", EIO, {"fsync new x", "rename new x -> x"}},
       {"fsync folder", "cannot fsync its folder: ", "new", EIO, replaced("x")},
-      {"fsync folder", "", "new", EINVAL, replaced("x")},  // a file system that keeps nothing for folders
+      {"fsync folder", "", "new", EINVAL, replaced("x")},  // a file system that cannot sync folders
   };
   for (const Row& row : rows) {
     INFO(row.failing << ", " << row.error);
@@ -429,7 +429,7 @@ TEST_CASE("files: what names others comes last", "[file]") {
   const auto save_again = [&] { nn::save_weight_folder(net, folder.path(), 100); };
   CHECK(calls_of(folder, save_again) == Lines{"fsync folder"} + shards + replaced("model.safetensors.index.json"));
   CHECK_THROWS_AS(calls_of(folder, save_again, "fsync folder", EIO), FileError);
-  CHECK(calls.list == Lines{"fsync folder"});  // the old index may come back, and then names old shards
+  CHECK(calls.list == Lines{"fsync folder"});  // the old index may come back, and must then name old shards
   save_again();
   CHECK_THROWS_AS(calls_of(folder, save_again, last, EIO), FileError);
   CHECK_THROWS_AS(nn::load_weights(net, folder.path()), FileError);  // not a mix of two models

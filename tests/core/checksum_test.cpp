@@ -1,5 +1,5 @@
-// Checksums in safetensors files: what is written here has them, what has none loads as ever, and every flipped bit of
-// data is found before anything is loaded.
+// Checksums in safetensors files: files written by this library have them, files without them still load, and every
+// flipped bit of data is found before anything is loaded.
 
 #include <algorithm>
 #include <array>
@@ -108,7 +108,7 @@ TEST_CASE("checksums: a flipped bit of the header is refused, or leaves names, s
     write_text_file(path, bad);
     try {
       SafetensorsHeader header = SafetensorsReader(path).header();
-      // Only a flip in the key's own name is not found: the file then has a key of no meaning, and no sums.
+      // Only a flip in the key's name goes unnoticed: the file then has an unknown key and no checksums.
       REQUIRE(header.tensors.size() == expected.tensors.size());
       for (std::size_t i = 0; i < header.tensors.size(); ++i) {
         CHECK(!header.tensors[i].crc32c);
@@ -154,7 +154,7 @@ TEST_CASE("checksums: loading weights changes nothing when one tensor has change
   nn::Linear model(3, 2), other(3, 2);
   nn::save_weights(model, folder / "w");
   std::string file = read_text_file(folder / "w");
-  file.back() = static_cast<char>(file.back() ^ 1);  // of the tensor that comes last
+  file.back() = static_cast<char>(file.back() ^ 1);  // in the last tensor
   write_text_file(folder / "w", file);
   const auto before = to_host<float>(other.weight);
   CHECK(contains(file_error([&] { nn::load_weights(other, folder / "w"); }), "its bytes have changed"));
@@ -166,7 +166,7 @@ TEST_CASE("checksums: every code of every dtype is finite or not, as its value i
     const auto dtype = static_cast<DType>(d);
     INFO(to_string(dtype));
     const std::size_t size = size_of(dtype);
-    // Of 4 and 8 bytes the upper two decide, below them all bits or none.
+    // Of 4 and 8 bytes only the upper two vary; the lower bits are all set or all clear.
     const bool is_wide = size > 2;
     std::size_t wrong = 0, not_finite = 0;
     for (std::uint32_t code = 0; code < (size == 1 ? 256U : 65536U); ++code) {

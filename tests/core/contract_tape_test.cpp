@@ -1,5 +1,5 @@
-// The tape's part of the contract on memory: backward frees as it goes, keeps and computes nothing that no parameter
-// asks for, and refuses to use what was overwritten.
+// The tape's part of the memory contract: backward frees as it goes, keeps and computes only for gradients that a
+// parameter needs, and refuses overwritten tensors.
 
 #include <cmath>
 #include <span>
@@ -25,14 +25,14 @@ Tensor leaf(Tensor t) {
   return t;
 }
 
-// Records `function` and gives back its result, on `tape`.
+// Records `function` on `tape` and returns its result.
 template <class F>
 Tensor recorded(Tape& tape, F&& function) {
   const Recording on(tape);
   return function();
 }
 
-// x + y + z by value. Notes which gradients it was asked for, and runs `at_backward` when backward comes by.
+// x + y + z by value. Notes the requested gradients, and runs `at_backward` in backward.
 struct Spy {
   static constexpr const char* name = "spy";
   struct Saved {
@@ -58,7 +58,7 @@ struct Spy {
   }
 };
 
-// A copy of x that looks at the ledger when backward comes by.
+// A copy of x that reads the ledger in backward.
 struct LedgerProbe {
   static constexpr const char* name = "ledger_probe";
   using Saved = SavesNothing;
@@ -143,7 +143,7 @@ TEST_CASE("contract tape: an overwritten tensor is refused by the operator that 
     try {
       tape.backward(loss);
     } catch (const AutogradError& error) {
-      CHECK(tape.node_count() == 0);  // and the tape can be used again
+      CHECK(tape.node_count() == 0);  // and can be used again
       return std::string(error.what());
     }
     return std::string();

@@ -1,6 +1,6 @@
-// The contract on memory, held against the process itself: no allocation behind the ledger's back inside of a launch,
-// an arena whose resident pages are its committed bytes, training inside a limit set by the kernel, and predictions
-// that are the measurements.
+// The memory contract, checked on the process itself: inside a launch no allocation bypasses the ledger, an arena's
+// resident pages are its committed bytes, training fits into a limit set by the kernel, and predictions equal
+// measurements.
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -64,7 +64,7 @@ std::string describe(const models::Setup& setup) {
 #if defined(THIMBLE_TEST_WATCHES_HEAP)
 
 TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") {
-  // Volatile, so that no pair of allocation and release is optimized away.
+  // Volatile, so that the compiler removes no pair of allocation and release.
   static void* volatile block = nullptr;
   struct Offender {
     const char* name;
@@ -88,7 +88,7 @@ TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") 
     const Watch watching;
     offender.allocate();
     offender.release();
-    CHECK(watching.count() == 0);  // outside of a launch anything goes
+    CHECK(watching.count() == 0);  // outside a launch every allocation is fine
     launch(cpu, [&](const Addresses&) {
       offender.allocate();
       offender.release();
@@ -108,7 +108,7 @@ TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") 
   const int threads_before = thread_count();
   set_thread_count(3);
   {
-    const Watch watching;  // a worker thread's offence counts as well
+    const Watch watching;  // a worker thread's offence counts, too
     launch(cpu, [&](const Addresses&) {
       parallel_threads(3, [](int thread) {
         void* volatile own = thread == 2 ? std::malloc(3 * allowed_bytes) : nullptr;
@@ -170,20 +170,20 @@ TEST_CASE("contract: training allocates nothing inside of a launch", "[contract]
   set_thread_count(threads_before);
 }
 
-// ---- the process. Each check runs in a fresh one: this program again, with one hidden test case.
+// ---- The process. Each check runs in a new one: this program again, with one hidden test case.
 
 namespace {
 
-constexpr int child_passed = 42;  // no exit status of a test program that failed, or found no test
+constexpr int child_passed = 42;  // differs from the status of a failed test program, or one that found no test
 
-// Ends a child whose checks have all passed.
+// Ends a child after all its checks have passed.
 [[noreturn]] void pass() {
   std::fflush(stdout);
   _exit(child_passed);
 }
 
-// Runs a hidden test case of this program; returns its exit status, 255 when it died. A fork alone would not do: what
-// the process has used before would count.
+// Runs a hidden test case of this program; returns its exit status, 255 if it died. After a mere fork the parent's
+// earlier memory would count.
 int in_new_process(const char* test_case) {
   std::fflush(stdout);
   const pid_t child = fork();
@@ -203,7 +203,7 @@ models::Setup middle_gpt() {
 }
 models::Setup middle_resnet() { return make_setup("resnet18", 8, "momentum", image_sizes(32)); }
 
-constexpr int middle_threads = 2;  // whatever the machine has: each thread has a stack and a heap
+constexpr int middle_threads = 2;  // fixed, because each thread has a stack and a heap
 
 void check_growth(const models::Setup& setup) {
   set_thread_count(middle_threads);
@@ -218,7 +218,7 @@ void check_growth(const models::Setup& setup) {
   pass();
 }
 
-// RLIMIT_DATA counts all that the process may write: its heap and its threads' stacks besides the arena.
+// RLIMIT_DATA counts all writable memory: heap and thread stacks besides the arena.
 void limit_data(std::size_t bytes) {
   const rlimit limit{bytes, bytes};
   REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
@@ -240,15 +240,15 @@ void check_refusal(const models::Setup& setup) {
   const std::size_t predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup), 3).peak_bytes;
   limit_data(predicted / 2);
   REQUIRE_THROWS_AS(nn::profile_training(cpu, models::zero_batch_run(setup), 3), OutOfMemory);
-  // It is not the end: what fits still trains.
+  // Training that fits still works.
   REQUIRE_NOTHROW(nn::profile_training(cpu, models::zero_batch_run(make_setup("mlp", 4, "sgd", image_sizes(28)))));
   pass();
 }
 
-// Twelve layers in a third of the bytes that keeping everything takes, and 64 MiB for the rest of the process: the same
-// losses. Without the budget the limit refuses the run.
+// Twelve layers reach the same losses in a third of the bytes of keeping everything, plus 64 MiB for the rest of the
+// process. Without the budget the limit refuses the run.
 void check_budget() {
-  set_thread_count(1);  // two that wait for each other on a busy machine take minutes
+  set_thread_count(1);  // two threads that wait for each other on a busy machine take minutes
   models::TrainOptions options;
   options.setup = make_setup("char-gpt", 24, "adamw", gpt_sizes(12, 128, 64, 0.1));
   options.data = "synthetic";
@@ -326,7 +326,7 @@ TEST_CASE("contract: what is predicted is what is measured", "[contract]") {
         check(make_setup(row.model, batch, optimizer, row.sizes));
       }
     }
-    // Workspace depends on the number of threads, and what is kept on the build.
+    // Workspace depends on the number of threads, kept bytes on the build.
     set_thread_count(3);
     models::Setup setup = make_setup(row.model, 4, "momentum", row.sizes);
     setup.sizes.build = models::Build::textbook;
@@ -335,7 +335,7 @@ TEST_CASE("contract: what is predicted is what is measured", "[contract]") {
   set_thread_count(threads_before);
 }
 
-// ---- Seeing a tensor in another shape, where its elements do not lie side by side.
+// ---- Reshaping a view whose elements are not contiguous.
 
 TEST_CASE("reshape: across a gap there is no view, beside it there is", "[core]") {
   const std::vector<float> values{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};

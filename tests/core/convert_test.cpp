@@ -1,4 +1,4 @@
-// Conversion between all pairs of dtypes: the table of core/numbers/convert.h, strides, and names of dtypes.
+// Conversion between all pairs of dtypes by the table of core/numbers/convert.h, strides, and dtype names.
 
 #include <bit>
 #include <cmath>
@@ -29,7 +29,7 @@ std::vector<DType> all_dtypes() {
   return dtypes;
 }
 
-/// Values that reach every rule of the table, 600 of them so that tiles have a border inside.
+/// 600 values that reach every rule of the table, enough for a border between tiles.
 template <class T>
 std::vector<T> sample() {
   const double seeds[] = {0.0,   -0.0,  0.4,   -0.6,     1.0,       -1.5,         2.5,  127.5, 128.0, -129.0,
@@ -60,7 +60,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-/// The rules of the table once more, from a double and in another way: range checks on the truncated value.
+/// The rules of the table again, from a double and by another method: range checks on the truncated value.
 template <class To>
 To truncate_and_saturate(double x) {
   if (std::isnan(x)) return 0;
@@ -108,7 +108,7 @@ void check_pair(Fp8Overflow overflow) {
   CHECK(got == want);
 }
 
-/// load_*/store_* as overloads, so that one test serves the three compute types.
+/// load_*/store_* as overloads, so that one test covers the three compute types.
 void load(const void* src, DType from, std::int64_t stride, float* dst, std::int64_t n) {
   load_f32(src, from, stride, dst, n);
 }
@@ -128,8 +128,7 @@ void store(const std::int64_t* src, DType to, void* dst, std::int64_t stride, st
   store_i64(src, dst, to, stride, n);
 }
 
-/// Strided results are the elements of the contiguous ones (which the test of all pairs checks), and nothing else is
-/// written.
+/// Strided results equal the contiguous ones (checked by the test of all pairs), and nothing else is written.
 template <class Compute, class T>
 void check_strides(std::int64_t stride) {
   constexpr std::int64_t n = 37;

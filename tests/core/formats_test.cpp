@@ -1,4 +1,4 @@
-// Number formats against a brute-force nearest-even search, exhaustive counts, and cuda_fp8.h where it is found.
+// Number formats against a brute-force nearest-even search, exhaustive counts, and cuda_fp8.h if present.
 
 #include <algorithm>
 #include <bit>
@@ -41,7 +41,7 @@ using namespace thimble;
 
 const float inf = std::numeric_limits<float>::infinity();
 
-/// The textbook definition of a format, written without the library's codec.
+/// The textbook definition of a format, without the library's codec.
 template <class T>
 struct Textbook;
 template <>
@@ -61,7 +61,7 @@ struct Textbook<f8e5m2> {
   static constexpr int exponent_bits = 5, mantissa_bits = 2, max_code = 0x7B, nan_code = 0x7F;
 };
 
-/// The magnitude of a code without sign, taking every code for a number.
+/// The magnitude of a code without sign, as if every code were a number.
 template <class T>
 double textbook_magnitude(int code) {
   using B = Textbook<T>;
@@ -71,7 +71,7 @@ double textbook_magnitude(int code) {
   return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
 }
 
-/// Values of the codes 0 .. max_code + 1; the last stands for the next number there would be.
+/// Values of the codes 0 .. max_code + 1; the last would be the next number.
 template <class T>
 const std::vector<double>& magnitudes() {
   static const std::vector<double> table = [] {
@@ -101,7 +101,7 @@ unsigned nearest_code(double value, Fp8Overflow overflow) {
   return sign | code;
 }
 
-/// Every number of the format, every middle between neighbours, what lies next to them in Source, and the specials.
+/// Every number of the format, every midpoint of neighbours, their neighbours in Source, and the special values.
 template <class T, class Source>
 std::vector<Source> interesting_values() {
   std::vector<Source> values;
@@ -225,7 +225,7 @@ TEST_CASE("formats: constructors from double and integers do not round twice", "
   CHECK(f16(static_cast<float>(above_tie)).bits == 0x3C00);
   CHECK(bf16(1 + 0x1p-8 + 0x1p-50).bits == 0x3F81);
   CHECK(f8e4m3(1 + 0x1p-4 + 0x1p-50).bits == 0x39);
-  const std::int64_t tie = (std::int64_t{1} << 60) + (std::int64_t{1} << 52);  // of bf16, invisible + 1 in a double
+  const std::int64_t tie = (std::int64_t{1} << 60) + (std::int64_t{1} << 52);  // a tie of bf16; + 1 is lost in a double
   CHECK(bf16(tie).bits == 0x5D80);
   CHECK(bf16(tie + 1).bits == 0x5D81);
   CHECK(bf16(-tie - 1).bits == 0xDD81);
@@ -259,7 +259,7 @@ TEST_CASE("formats: all loops give the bits of the plain loop", "[formats]") {
     std::vector<float> expected(static_cast<std::size_t>(codes)), decoded(expected.size());
     plain_loops.load(dtype)(all_codes.data(), expected.data(), codes);
     visit(dtype, [&]<class T>() {
-      if constexpr (!std::is_arithmetic_v<T>) {  // the oracle itself against the scalar codec
+      if constexpr (!std::is_arithmetic_v<T>) {  // checks the oracle itself against the scalar codec
         std::size_t wrong = 0;
         std::vector<T> stored(inputs.size());
         plain_loops.store(dtype)(inputs.data(), stored.data(), n, Fp8Overflow::nonfinite);
@@ -384,7 +384,7 @@ TEST_CASE("formats: FP8 agrees with cuda_fp8.h", "[formats]") {
 #undef THIMBLE_TEST_HAS_CUDA_FP8
 #endif
 
-// ---- TF32 is an option that is off, of a thread, and stated.
+// ---- TF32 is off by default, allowed per thread, and stated.
 
 using files_test::TemporaryFolder;
 using thimble::testing::has_cuda;
@@ -440,7 +440,7 @@ TEST_CASE("tf32: products stay within its rounding, other dtypes and the CPU do 
 namespace {
 
 struct AttentionRun {
-  std::vector<std::vector<double>> values;  ///< result, gradients of q, k and v; none of a dry run
+  std::vector<std::vector<double>> values;  ///< result, gradients of q, k and v; empty on a dry run
   std::size_t peak_bytes;
 };
 

@@ -1,5 +1,4 @@
-// The loops of FP8 that are written out for AVX-512 (core/kernels/cpu/quant/quant_loops.h) against the codec, value by
-// value.
+// FP8 loops written for AVX-512 (core/kernels/cpu/quant/quant_loops.h), compared with the codec value by value.
 
 #include <bit>
 #include <cmath>
@@ -20,15 +19,15 @@
 namespace thimble {
 namespace {
 
-/// Calls f(code) with the codes of both formats.
+/// Calls f(code) with the code of each format.
 template <class F>
 void for_formats(F&& f) {
   f(quant::Float8Code<f8e4m3>{}, DType::f8e4m3);
   f(quant::Float8Code<f8e5m2>{}, DType::f8e5m2);
 }
 
-/// Every value of a format and every midpoint between two, with both neighbours in f32; every upper half of a float,
-/// with what rounds another way below it; infinities and NaN of every kind among them.
+/// Every value of a format and every midpoint, with both neighbours in f32; every upper half of a float, with a lower
+/// half that changes the rounding; infinities and NaN of every kind among them.
 template <class Code>
 std::vector<float> values_of(const Code& code) {
   std::vector<float> values;
@@ -53,7 +52,7 @@ std::vector<float> values_of(const Code& code) {
   return values;
 }
 
-/// Subnormal operands and results are zero from here to its end.
+/// Flushes subnormal operands and results to zero while it lives.
 struct FlushScope {
   unsigned before = _mm_getcsr();
   FlushScope() { _mm_setcsr(before | 0x8040u); }
@@ -85,7 +84,7 @@ TEST_CASE("fp8 loops: codes of AVX-512 are those of the codec", "[fp8][formats]"
       for (std::size_t i = 0; i < values.size(); ++i) {
         wrong += of_tensor[i] != kernels::fp8_code<Code>(values[i], inverse);
         const float x = values[i] * inverse;
-        if (std::isnan(x)) {  // whose sign is the processor's affair
+        if (std::isnan(x)) {  // the processor chooses its sign
           wrong_nan += !std::isnan(code.decode(of_numbers[i]));
         } else {
           wrong_numbers += of_numbers[i] != code.encode(x);
@@ -99,7 +98,7 @@ TEST_CASE("fp8 loops: codes of AVX-512 are those of the codec", "[fp8][formats]"
         const FlushScope flushed;
         kernels::fp8_encode_avx512(dtype, values.data(), inverse, again.data(), n);
       }
-      std::size_t differ = 0;  // a value that is subnormal itself is 0 to the product; all others give their codes
+      std::size_t differ = 0;  // a subnormal value is 0 to the product; all others keep their codes
       for (std::size_t i = 0; i < values.size(); ++i) {
         differ += std::fpclassify(values[i]) != FP_SUBNORMAL && inverse >= 0.37f && again[i] != of_tensor[i];
       }
@@ -138,7 +137,7 @@ TEST_CASE("fp8 loops: lengths that fill no vector", "[fp8][formats]") {
     for (std::int64_t n = 0; n <= 70; ++n) {
       INFO(to_string(dtype) << ", " << n);
       const auto length = static_cast<std::size_t>(n);
-      std::vector<float> values(length), factor(length, 0.5f);  // no more than is read, for a sanitizer to see
+      std::vector<float> values(length), factor(length, 0.5f);  // only these are read: a sanitizer sees more
       for (std::size_t i = 0; i < length; ++i) values[i] = static_cast<float>(i) - 20.3f;
       std::vector<std::uint8_t> codes(length + 1, 0xAB), numbers(length + 1, 0xAB);
       kernels::fp8_encode_avx512(dtype, values.data(), 0.5f, codes.data(), n);

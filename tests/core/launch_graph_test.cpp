@@ -1,4 +1,4 @@
-// Launches recorded once and replayed (core/launch/launch_graph.h).
+// Launches captured once and replayed (core/launch/launch_graph.h).
 
 #include <vector>
 
@@ -24,11 +24,11 @@ TEST_CASE("cuda graph: a replay does the same with what is there now", "[cuda][g
     const ResourceScope scope(own.top);
     copy_into(y, relu(x) * x);
   };
-  forward();  // pages and libraries' handles are there before anything is recorded
+  forward();  // pages and library handles exist before the capture
   const std::vector<float> expected = to_host<float>(y);
   fill(y, 0);
   LaunchGraph graph(cuda(), {x, y}, forward);
-  CHECK(to_host<float>(y) == std::vector<float>(4));  // nothing is run while it is recorded
+  CHECK(to_host<float>(y) == std::vector<float>(4));  // a capture runs nothing
   CHECK(graph.launches() == 3);
   graph.replay();
   CHECK(to_host<float>(y) == expected);
@@ -47,7 +47,7 @@ TEST_CASE("cuda graph: what cannot be recorded throws, and nothing is recorded t
   CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, [&] { item(sum(x)); }), DeviceError);
   CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, [&] { from_host(std::vector<float>{1}, {1}, cuda()); }), DeviceError);
   CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, [&] { throw ValueError("its own"); }), ValueError);
-  CHECK(item(sum(x)) == 2);  // launches are run again
+  CHECK(item(sum(x)) == 2);  // launches run again
 }
 
 TEST_CASE("cuda graph: parts are replayed one by one", "[cuda][graph]") {

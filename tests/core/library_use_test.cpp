@@ -1,5 +1,5 @@
-// What the libraries of a GPU do and refuse of what the rules leave to them is counted. On a GPU where there is one,
-// else on tests/emulated, whose library makes products where a test asks for one, and no convolution.
+// Calls that the rules leave to a GPU's libraries are counted, made or refused. On a GPU if there is one, otherwise on
+// tests/emulated, whose library makes products on request, and no convolution.
 
 #include <cstdint>
 #include <string>
@@ -90,7 +90,7 @@ TEST_CASE("cuda: what a library refuses is counted, and computed by the own kern
         "cuBLASLt made 12 calls and refused 0; cuDNN made 3 calls and refused 1, the first: convolution of ...");
 }
 
-// ---- What errors of CUDA and its libraries say, as far as no call has to fail for it.
+// ---- Error texts of CUDA and its libraries, as far as they need no failing call.
 
 TEST_CASE("call text: a call has its arguments, with units of their own where they have some", "[cuda]") {
   CHECK(gpu::call_text("cudaGetDeviceCount") == "cudaGetDeviceCount()");

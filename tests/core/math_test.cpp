@@ -28,8 +28,8 @@ using FloatFunction = float (*)(float);
 using DoubleFunction = double (*)(double);
 using Loop = void (*)(const float* x, float* y, std::int64_t n);
 
-// The same loop for every instruction set. One call per element through a pointer that the compiler cannot see through
-// is the scalar form.
+// The same loop for every instruction set. The scalar form makes one call per element, through a pointer that the
+// compiler cannot see through.
 template <FloatFunction function>
 void loop_scalar(const float* x, float* y, std::int64_t n) {
   FloatFunction volatile opaque = function;
@@ -80,8 +80,8 @@ const std::vector<Function>& functions() {
   return table;
 }
 
-/// Distance in units in the last place of the exact result; results below the normal range count in units of 2^-149,
-/// and infinity where the exact result is finite counts as 2^128.
+/// Error in units in the last place of the exact result; below the normal range the unit is 2^-149, and infinity for a
+/// finite exact result counts as 2^128.
 double ulp_error(float value, double exact) {
   if (std::isnan(exact)) return std::isnan(value) ? 0 : infinite;
   if (std::isinf(exact) || exact == 0) return value == exact ? 0 : infinite;
@@ -92,8 +92,7 @@ double ulp_error(float value, double exact) {
   return std::isnan(error) ? infinite : error;
 }
 
-/// Every float whose bits are a multiple of `step` away from zero, both signs, plus all exponents' borders and
-/// specials.
+/// Every `step`-th float from zero up, with both signs, plus the borders of all exponents and the special values.
 std::vector<float> samples(std::uint32_t step) {
   std::vector<float> values;
   for (std::uint64_t bits = 0; bits < 0x7F800000u; bits += step) {
@@ -111,7 +110,7 @@ std::vector<float> samples(std::uint32_t step) {
   for (const std::uint32_t payload : {0x7F800001u, 0x7FC12345u, 0xFF812345u, 0xFFFFFFFFu}) {
     values.push_back(std::bit_cast<float>(payload));
   }
-  // Where results start to overflow, to vanish or to be 1, and where two formulas meet.
+  // Where results begin to overflow, to vanish or to be 1, and where two formulas meet.
   for (const float center : {88.72284f, -87.33655f, -103.97208f, 104.0f, 0.625f, 9.0109f, 0.921875f, 3.919f, 4.0f,
                              0.70710678f, 1.0f, 1.41421356f}) {
     float below = center, above = center;
@@ -141,7 +140,7 @@ TEST_CASE("math: errors stay within the stated bounds", "[math]") {
     }
     INFO(function.name << ": " << worst << " ulp at " << at);
     CHECK(worst < function.largest_ulp);
-    CHECK(worst > 0.5);  // less cannot be: the measurement works
+    CHECK(worst > 0.5);  // no smaller error is possible: the measurement works
   }
 }
 

@@ -1,5 +1,5 @@
-// A training step on a GPU does not wait for it: the host is done when everything is launched. On a GPU where there is
-// one, else on tests/emulated, which counts every call that would wait.
+// The host does not wait for the GPU in a training step: it is done when everything is launched. On a GPU if there is
+// one, otherwise on tests/emulated, which counts every call that would wait.
 
 #include <cstdlib>
 #include <memory>
@@ -84,32 +84,32 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const auto loss_of = [&](std::int64_t i) {
       return model->loss(models::micro_batch(batch, i, options.micro_batches));
     };
-    const testing::Bytes input = testing::bytes_of(batch.input);  // a wait, behind which the staging is free
+    const testing::Bytes input = testing::bytes_of(batch.input);  // waits, so that the staging is free
     const std::uint64_t before = waits();
     for (int step = 0; step < 2; ++step) {
-      testing::put_bytes(batch.input, input.data());  // an upload fits half of the staging, and there are two
+      testing::put_bytes(batch.input, input.data());  // each upload fits into half of the staging
       const PlacedArena::Step placed(*stack.placed);
       nn::training_step(*optimizer, loss_of, options);
     }
     CHECK(waits() == before);
     nn::CapturedStep recorded(*stack.placed, *optimizer, loss_of, options);
-    for (int step = 0; step < 3; ++step) recorded.run();  // the third one is recorded
+    for (int step = 0; step < 3; ++step) recorded.run();  // the third one is captured
     REQUIRE(recorded.is_captured());
-    // A replay uploads the numbers of its step, so that the host is two of them ahead of the device, and no more.
+    // A replay uploads its step's numbers, so the host may be two replays ahead of the device, and no more.
     kernels::device_runtime(cuda()).synchronize(cuda());
     const std::uint64_t ready = waits();
     recorded.run();
     const Tensor loss = recorded.run();
     CHECK(waits() == ready);
     item(loss);
-    CHECK(waits() == ready + 1);  // a value is worth waiting for, and the count counts
+    CHECK(waits() == ready + 1);  // reading a value waits, and is counted
   }
 }
 
 TEST_CASE("cuda: uploads wait where their staging is full, and nowhere else", "[cuda]") {
   if (!has_cuda()) return;
-  // Two halves of 4 MiB in turn (cuda/runtime/runtime.cpp): a third part waits until the first is on the device. How
-  // often the device is not that far is its own matter, but the emulated one never is before somebody waits for it.
+  // The staging has two halves of 4 MiB (cuda/runtime/runtime.cpp): a third part waits until the first is on the
+  // device. A GPU may be done with it by then; the emulated device never is before a wait.
   constexpr std::size_t half = std::size_t{4} << 20;
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(cuda());
   const Tensor there = Tensor::empty({5 * static_cast<std::int64_t>(half)}, DType::u8, cuda());
@@ -159,7 +159,7 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
                                {.used_bytes = 100 * mib, .handle_bytes = 31 * mib}, 55 * mib) == 5 * mib);
   CHECK(memory::unbooked_bytes({.used_bytes = 100 * mib}, {.used_bytes = 90 * mib}, 0) ==
         -10 * static_cast<std::int64_t>(mib));
-  CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // others have given back in between
+  CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // other processes have freed memory since
   CHECK(memory::summary(cuda()).find("\n  device: used ") != std::string::npos);
   CHECK(memory::summary(cuda()).find("\n  handles of libraries: ") != std::string::npos);
   CHECK(memory::summary(cpu).find("device:") == std::string::npos);

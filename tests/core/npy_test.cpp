@@ -12,7 +12,7 @@ using namespace files_test;
 
 namespace {
 
-// A file of format version `major` with this header text and `data` bytes of zeros.
+// A file of format version `major` with this header text and `data` zero bytes.
 std::string npy_file(const std::string& header, std::size_t data, int major = 1) {
   return "\x93NUMPY" + little(static_cast<std::uint64_t>(major), 2) + little(header.size(), major == 1 ? 2 : 4) +
          header + std::string(data, '\0');
@@ -193,7 +193,7 @@ TEST_CASE("npy: what cannot be written is refused", "[files][npy]") {
 
 TEST_CASE("npy: agrees with NumPy", "[files][npy][oracle]") {
   const TemporaryFolder folder;
-  // The same arrays as the script's: 0, 1, 2, ... of each dtype, in three shapes.
+  // The script's arrays: 0, 1, 2, ... in each dtype, in three shapes.
   struct Case {
     const char* name;
     DType dtype;
@@ -220,7 +220,7 @@ TEST_CASE("npy: agrees with NumPy", "[files][npy][oracle]") {
     thimble_test::skip("THIMBLE_PYTHON does not name a Python with numpy");
     return;
   }
-  // The script has checked our arrays and saved its own under numpy_*.
+  // The script has checked our arrays and saved other ones under numpy_*.
   REQUIRE(status == 0);
   for (const std::string& name : names) {
     INFO(name);

@@ -1,4 +1,4 @@
-// Outputs that are refused before any work, and those that are taken. Existing files stay unchanged either way.
+// Outputs that are refused before any work, and accepted ones. Existing files stay unchanged either way.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ using files_test::TemporaryFolder;
 
 namespace {
 
-/// Why the outputs are refused; empty: they are not.
+/// Why the outputs are refused; empty if they are accepted.
 std::string refusal(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites = false) {
   try {
     check_outputs(outputs, inputs, overwrites);
@@ -76,13 +76,13 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
       {folder / "sub/model-1.safetensors", "", folder / "sub", is_read},
       {folder / "other_sub/model-1.safetensors", "", folder / "sub", is_read},
       {folder / "sub/data", "", folder / "sub", is_read},  // with overwrites as well
-      {folder / "sub/page", "", folder / "sub", ""},       // ours, of an earlier run
+      {folder / "sub/page", "", folder / "sub", ""},       // ours, from an earlier run
       {folder / "sub/new", "", folder / "sub", ""},
       {out, out, in, twice},
       {folder / "new", folder / "new", in, twice},
       {folder / "new", folder / "sub/../new", in, twice},
       {folder / "sub/new", folder / "other_sub/new", in, twice},
-      {"new", "./new", in, twice},  // in the folder, where none is there
+      {"new", "./new", in, twice},  // relative, and not there yet
       {"new", "sub/../new", in, twice},
       {"new", folder / "new", in, twice},
       {"./in", "", in, is_read},
@@ -102,7 +102,7 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
     }
   }
   fs::current_path(before);
-  CHECK(refusal({{"--save", in, &file_kinds::lifetimes}}, {{"--resume", in, "--save"}}).empty());  // it goes on there
+  CHECK(refusal({{"--save", in, &file_kinds::lifetimes}}, {{"--resume", in, "--save"}}).empty());  // goes on there
   CHECK(read_text_file(in) == table);
   CHECK(read_text_file(folder / "sub/data") == "data");
   CHECK_FALSE(fs::exists(folder / "new"));
@@ -153,14 +153,14 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
   data::write_tokens(folder / "tokens", std::vector<std::uint16_t>{1, 2});
   write_file_atomically(folder / "lifetimes", memory::write_placement(std::vector<memory::Buffer>{{0, 0, 1, 8}},
                                                                       std::vector<std::size_t>{0}));
-  // As other programs write them.
+  // Written by other programs.
   write_file_atomically(folder / "note", "hello\n");
   write_file_atomically(folder / "json", "{\"a\": 1}\n");
   write_file_atomically(folder / "html", "<!DOCTYPE html>\n<html><head><title>Mine</title></head></html>\n");
   write_file_atomically(folder / "svg",
                         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\"></svg>");
   write_file_atomically(folder / "csv", "a,b\n1,2\n");
-  write_file_atomically(folder / "foreign", files_test::little(2, 8) + "{}");  // safetensors without a sum
+  write_file_atomically(folder / "foreign", files_test::little(2, 8) + "{}");  // safetensors without a checksum
   write_file_atomically(folder / "empty", "");
   const std::vector<std::pair<const FileKind*, std::string>> kinds{{&file_kinds::checkpoint, "checkpoint"},
                                                                    {&file_kinds::weights, "weights"},

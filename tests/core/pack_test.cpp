@@ -1,4 +1,4 @@
-// The command `thimble pack`, from outside.
+// The command `thimble pack`, run as a program.
 
 #include <algorithm>
 #include <cstdlib>
@@ -42,7 +42,7 @@ TEST_CASE("placement program: pack places a CSV, writes it and tells whether a c
   }
   const files_test::TemporaryFolder folder;
   const std::string in = folder / "in.csv", out = folder / "out.csv";
-  // First fit in this order stands at 13; the load is 10.
+  // First fit in this order reaches 13; the load is 10.
   const std::string text = "id,lower,upper,size\n7,0,2,3\n8,1,4,4\n9,0,1,7\n5,3,6,6\n4,2,3,6\n";
   files_test::write_text_file(in, text);
 

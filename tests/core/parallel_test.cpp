@@ -52,7 +52,7 @@ TEST_CASE("parallel: every element once, in whole grains", "[parallel]") {
 TEST_CASE("parallel: while one thread is held up, others compute the rest of its part", "[parallel]") {
   parallel_test::RestoreThreads restore;
   set_thread_count(2);
-  for (const int held : {0, 1}) {  // as if its processor had other work
+  for (const int held : {0, 1}) {  // as if its processor were busy
     constexpr std::int64_t count = 160, grain = 5;
     std::atomic<std::int64_t> left{count};
     std::atomic<bool> is_late{false};
@@ -99,8 +99,8 @@ TEST_CASE("parallel: thread counts are checked", "[parallel]") {
   CHECK(thread_count() == 1000);
 }
 
-// ---- The team of threads: every part once, at any number of threads, in nested calls, beside another caller, after a
-// fork; and how many processors a process may use.
+// ---- The team of threads: every part once, with any number of threads, in nested calls, during another caller's call,
+// after a fork; and the number of processors that a process may use.
 
 namespace {
 
@@ -109,7 +109,7 @@ struct Threads {
   ~Threads() { set_thread_count(before); }
 };
 
-// How often each part of a call was computed.
+// How often a call computed each part.
 std::vector<int> counts(int threads) {
   std::vector<std::atomic<int>> counters(static_cast<std::size_t>(threads));
   parallel_threads(threads, [&](int part) { counters[static_cast<std::size_t>(part)].fetch_add(1); });
@@ -127,7 +127,7 @@ std::int64_t sum_below(std::int64_t n) {
   return sum;
 }
 
-// The status of a child that runs `body`; -1 where it has not ended after ten seconds.
+// The status of a child that runs `body`; -1 if it has not ended after ten seconds.
 template <class Body>
 int in_child(Body&& body) {
   const pid_t child = fork();
@@ -151,7 +151,7 @@ TEST_CASE("parallel: every part is computed once, whatever the number of threads
       REQUIRE(counts(threads) == std::vector<int>(static_cast<std::size_t>(threads), 1));
     }
   }
-  CHECK(counts(1500) == std::vector<int>(1500, 1));  // more than a team has
+  CHECK(counts(1500) == std::vector<int>(1500, 1));  // more than a team's threads
   for (const int threads : {1, 2, 7}) {
     set_thread_count(threads);
     for (const std::int64_t n : {0, 1, 6, 7, 8, 1000, 12345}) CHECK(sum_below(n) == n * (n - 1) / 2);
@@ -175,9 +175,9 @@ TEST_CASE("parallel: several threads call at once", "[parallel]") {
 TEST_CASE("parallel: a forked child has a team of its own", "[parallel]") {
   const Threads restore;
   set_thread_count(3);
-  REQUIRE(sum_below(1000) == 499'500);  // the parent's team is there
+  REQUIRE(sum_below(1000) == 499'500);  // the parent has a team
   CHECK(in_child([] { return sum_below(1000) == 499'500 ? 7 : 8; }) == 7);
-  // And the child's child; and where another thread of the parent was inside of a call.
+  // So does the child's child, and a child that is forked while another thread is inside a call.
   CHECK(in_child([] {
           if (sum_below(1000) != 499'500) return 8;
           return in_child([] { return sum_below(1000) == 499'500 ? 7 : 8; });
@@ -198,7 +198,7 @@ TEST_CASE("parallel: a forked child has a team of its own", "[parallel]") {
 
 TEST_CASE("parallel: quotas of control groups", "[parallel]") {
   CHECK(parse_cpu_max("200000 100000") == 2);
-  CHECK(parse_cpu_max("150000 100000") == 2);  // one and a half are two threads
+  CHECK(parse_cpu_max("150000 100000") == 2);  // one and a half round up to two threads
   CHECK(parse_cpu_max("1000 100000") == 1);
   for (const char* none :
        {"", "max", "max 100000", "-1 100000", "0 100000", "100000", "100000 ", "100000 0", "1 2 3", "x 1"}) {
@@ -215,7 +215,7 @@ TEST_CASE("parallel: quotas of control groups", "[parallel]") {
   CHECK_FALSE(cpu_quota(self, root));
   write("groups/outer/inner/cpu.max", "max 100000");
   CHECK_FALSE(cpu_quota(self, root));
-  write("groups/outer/cpu.max", "300000 100000");  // those around it count as well
+  write("groups/outer/cpu.max", "300000 100000");  // outer groups count as well
   CHECK(cpu_quota(self, root) == 3);
   write("groups/outer/inner/cpu.max", "800000 100000");
   CHECK(cpu_quota(self, root) == 3);

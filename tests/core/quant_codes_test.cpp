@@ -44,7 +44,7 @@ std::uint8_t code_of(double v, const CodeScale& s) {
       std::clamp(std::nearbyint(v) + s.zero, static_cast<double>(s.low), static_cast<double>(s.high)));
 }
 
-/// Runs `f` under every instruction set with 1 and 3 threads; its results must be the same.
+/// Runs `f` under every instruction set with 1 and 3 threads; all results must be equal.
 template <class F>
 auto everywhere(F&& f) {
   kernel_test::Settings settings;
@@ -250,7 +250,7 @@ TEST_CASE("q8: a GPT's linear layers in blocks, their bytes and their file", "[q
   const std::size_t before = stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::parameter)];
   const std::size_t layers = quantize_linear_weights(*model);
   CHECK(layers == 8);
-  // 12 x 64^2 numbers of each block of the model, from 4 bytes to 34 / 32.
+  // 12 x 64^2 numbers per block of the model, from 4 bytes to 34 / 32.
   const std::size_t numbers = 2 * 12 * 64 * 64;
   CHECK(stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::parameter)] ==
         before - numbers * 4 + numbers * 34 / 32);

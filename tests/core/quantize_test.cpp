@@ -28,7 +28,7 @@ struct Stored {
   std::vector<double> scales;
 };
 
-// The bytes of the codes and the values of the scales.
+// The codes' bytes and the scales' values.
 Stored stored(const Tensor& q) {
   Stored s;
   s.codes.resize(static_cast<std::size_t>(q.elements()));
@@ -44,7 +44,7 @@ Stored stored(const Tensor& q) {
   return s;
 }
 
-// Magnitudes of the dynamic codes, from the words of the paper.
+// Magnitudes of the dynamic codes, by the paper's text.
 std::vector<double> dynamic_magnitudes(bool is_signed) {
   std::vector<double> list{0};
   for (int e = 6; e >= 0; --e) {
@@ -73,7 +73,7 @@ std::uint8_t code_of(float x, const Quantization& how) {
   return static_cast<std::uint8_t>(std::signbit(x) ? 127 - std::min<std::size_t>(m, 127) : 127 + m);
 }
 
-// Codes and scales of a matrix by the definition.
+// Codes and scales of a matrix by their definition.
 Stored reference(const std::vector<float>& values, std::int64_t rows, std::int64_t columns, const Quantization& how) {
   const std::int64_t br = how.blocks.rows > 0 ? std::min(how.blocks.rows, rows) : rows;
   const std::int64_t bc = how.blocks.columns > 0 ? std::min(how.blocks.columns, columns) : columns;
@@ -113,7 +113,7 @@ std::vector<Quantization> all_codes(DType scale) {
           {DType::u8, {}, scale, false}};
 }
 
-// Values over many magnitudes, a block of zeros among them.
+// Values over many magnitudes, with a block of zeros.
 Tensor sample(const Shape& shape) {
   RandomGenerator generator(11);
   const GeneratorScope random(generator);
@@ -201,7 +201,7 @@ TEST_CASE("quantize: threads do not change bits, nor does the dtype's layout", "
       CHECK(stored(quantize(t, how)).codes == one.codes);
       CHECK(to_host<float>(dequantize(quantize(t, how), how)) == back);
     }
-    // From and to 16 bits: through f32, rounded once.
+    // 16-bit operands and results go through f32 and are rounded once.
     const Tensor half = to_dtype(t, DType::bf16);
     CHECK(stored(quantize(half, how)).codes == stored(quantize(to_dtype(half, DType::f32), how)).codes);
     CHECK(to_host<float>(dequantize(quantize(t, how), how, DType::bf16)) ==
@@ -234,7 +234,7 @@ TEST_CASE("quantize: errors stay within the format's", "[quantize]") {
       CHECK(wrong == 0);
     }
   }
-  // 34 bytes for 32 values, 1.0625 for one.
+  // 34 bytes for 32 values, 1.0625 per value.
   CHECK(quantized_bytes({4, 32}, {DType::i8, ScaleBlocks::flat(32), DType::f16}) == 4 * 34);
   CHECK(quantized_bytes({4, 33}, {DType::i8, ScaleBlocks::flat(32), DType::f16}) == 132 + 5 * 2);
   CHECK(quantized_bytes({4, 64}, {DType::i8, ScaleBlocks::flat(64)}) == 272);
@@ -272,7 +272,7 @@ TEST_CASE("quantize: what is not finite makes its block NaN, zeros stay zeros", 
   CHECK(back[1] == -back[0]);
   CHECK(back[4] == 0);
   CHECK(back[8] == Approx(0x1p-120).epsilon(0.01));
-  // f16 scales end at 65504: what is larger saturates.
+  // f16 scales end at 65504: larger values saturate.
   const Quantization half{DType::i8, ScaleBlocks::flat(4), DType::f16};
   CHECK(to_host<float>(dequantize(quantize(full({4}, 1e9), half), half))[0] == 127.0f * 65504.0f);
 }
@@ -281,7 +281,7 @@ TEST_CASE("quantize: powers of two as scales keep finite numbers finite", "[quan
   constexpr float most = std::numeric_limits<float>::max();
   for (Quantization how : all_codes(DType::u8)) {
     how.blocks = ScaleBlocks::flat(8);
-    // Up to largest x the largest scale as the definition says; beyond it, saturated.
+    // Follows the definition up to largest x the largest scale, and saturates beyond it.
     const double largest = largest_of(how.dtype);
     const auto end =
         static_cast<float>(largest * std::exp2(std::floor(std::log2(static_cast<double>(most) / largest))));
@@ -304,7 +304,7 @@ TEST_CASE("quantize: powers of two as scales keep finite numbers finite", "[quan
 }
 
 TEST_CASE("quantize: the error of i8 at magnitudes whose scale is the least one", "[quantize]") {
-  // Half a scale, and of it 2^-14 for the rounding of f32.
+  // Half a scale, plus 2^-14 of it for f32's rounding.
   const Quantization how{DType::i8, ScaleBlocks::flat(16)};
   for (const float amax : {1e-45f, 1e-40f, 0x1p-127f, 0x1p-126f, 1e-37f, 127 * 0x1p-126f, 1e-35f, 1e-30f}) {
     std::vector<float> values;
@@ -334,7 +334,7 @@ TEST_CASE("quantize: dynamic codes", "[quantize]") {
     }
     const auto place = [&](std::size_t bucket) { return table.places[bucket] >> quant::DynamicTable::shift; };
     for (std::size_t b = 1; b < table.places.size(); ++b) CHECK(place(b) - place(b - 1) <= 1);  // one border each
-    // Every code comes back, and so does the nearest one of every border's neighbours.
+    // Every code comes back, and neighbours of every border give their nearest code.
     const quant::DynamicCode<true> with_sign{&table};
     const quant::DynamicCode<false> without{&table};
     const auto encode = [&](float x) { return is_signed ? with_sign.encode(x) : without.encode(x); };

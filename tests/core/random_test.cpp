@@ -1,4 +1,4 @@
-// Tensors of random numbers: their words, the moments of the distributions, the same numbers for every thread count,
+// Tensors of random numbers: their words, the moments of the distributions, and equal numbers for every thread count,
 // instruction set and position in a batch.
 
 #include <algorithm>
@@ -61,7 +61,7 @@ std::uint64_t hash_of(const Tensor& t) {
 }  // namespace
 
 TEST_CASE("random: a tensor's numbers are the site's words") {
-  const std::int64_t n = 4099;  // several chunks and a broken block
+  const std::int64_t n = 4099;  // several chunks and an incomplete block
   const auto word = [](std::int64_t i) {
     const PhiloxBlock b = kernels::random_block(site, static_cast<std::uint32_t>(i / 4), 0);
     return b.word[i % 4];
@@ -96,7 +96,7 @@ TEST_CASE("random: a tensor's numbers are the site's words") {
 }
 
 TEST_CASE("random: bits are frozen") {
-  // As an implementation of Philox in another language, written from the paper, gives them.
+  // Computed by an implementation of Philox in another language, written from the paper.
   CHECK(hash_of(rand({1000}, DType::f32, cpu, site)) == 16749917661330925145u);
   CHECK(hash_of(rand({1000}, DType::f64, cpu, site)) == 4195157518414681649u);
   CHECK(hash_of(uniform({1000}, -1, 3, DType::bf16, cpu, site)) == 16342874791496433642u);
@@ -167,7 +167,7 @@ TEST_CASE("random: truncated normals") {
       CHECK(*std::max_element(values.begin(), values.end()) <= c.high + 1e-6);
       const double a = (c.low - c.mean) / c.deviation, b = (c.high - c.mean) / c.deviation;
       const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); };
-      // By the nearer tail, so that nothing cancels.
+      // From the nearer tail, so that nothing cancels.
       const double mass = a > 0 ? 0.5 * (std::erfc(a / std::sqrt(2.0)) - std::erfc(b / std::sqrt(2.0)))
                                 : 0.5 * (std::erfc(-b / std::sqrt(2.0)) - std::erfc(-a / std::sqrt(2.0)));
       const double shift = (density(a) - density(b)) / mass;
@@ -246,11 +246,11 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
     Transaction step;
     all.push_back(draw());
     first_step = all.back();
-  }  // it fails
+  }  // the step fails
   all.push_back(draw());
   {
     Transaction step;
-    CHECK(draw() == first_step);  // tried again
+    CHECK(draw() == first_step);  // a retry
     all.push_back(draw());
     step.commit();
   }
@@ -263,7 +263,7 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
   {
     Transaction step;
     {
-      const PassScope passes(generator);  // as accumulate_gradients has it: the count goes on after it
+      const PassScope passes(generator);  // as in accumulate_gradients(): the count goes on after it
       generator.start_pass();
       draw();
     }
@@ -276,7 +276,7 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) CHECK(all[i] != all[k]);
   }
-  // A run that is resumed after the step goes on like this one.
+  // A run that resumes after the step continues like this one.
   RandomGenerator resumed(5);
   const GeneratorScope other(resumed);
   resumed.set_step(1);
@@ -297,7 +297,7 @@ TEST_CASE("random: initial values have the numbers they always had, whatever is 
   generator.end_pass();
   CHECK(initial() != second);
   generator.start_pass(5);
-  generator.set_step(0);  // a model is made again: all counts begin anew, and the pass is over
+  generator.set_step(0);  // a new model: all counts begin again, and the pass is over
   CHECK(!generator.is_in_pass());
   CHECK(initial() == first);
   CHECK(generator.next_site(0).first_sample == 0);
@@ -345,7 +345,7 @@ TEST_CASE("random: micro-batches draw together what the whole batch would have d
     all(1.0f);
     all(1.0);
   }
-  // Without samples every part draws the same.
+  // Without samples every part draws the same number.
   generator.start_pass();
   const double one = item(randn({}));
   generator.start_pass(5);
@@ -376,13 +376,13 @@ TEST_CASE("random: what is refused") {
   CHECK(randn({4}, DType::f32, dry(cpu)).device() == dry(cpu));
 }
 
-// ---- The generator against its published answers, and the distributions made from it.
+// ---- The generator against its published answers, and its distributions.
 
 namespace {
 
 PhiloxBlock draw(std::uint32_t index, std::uint32_t stream) { return philox4x32({{index, 0, 0, 0}}, {{stream, 0}}); }
 
-/// Normal numbers in double with the angle and radius that normal_pair documents.
+/// Normal numbers in double from the angle and radius that normal_pair documents.
 struct ReferencePair {
   double first, second;
 };

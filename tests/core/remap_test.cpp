@@ -1,5 +1,5 @@
-// Moving blocks by their pages: contents, places and books are those of copies. On a GPU where there is one; in a build
-// without CUDA on the device that tests/emulated makes of the host, whose pages do get other addresses.
+// Moving blocks by their pages gives the contents, places and books of copies. On a GPU if there is one; in a build
+// without CUDA on tests/emulated, where pages do get other addresses.
 
 #include <algorithm>
 #include <numeric>
@@ -33,7 +33,7 @@ constexpr std::size_t mib = std::size_t{1} << 20, granule = 2 * mib;
 
 const kernels::DeviceRuntime& runtime() { return kernels::device_runtime(cuda()); }
 
-/// What a block of this number holds.
+/// The contents of the block with this number.
 std::vector<std::uint32_t> pattern(std::size_t bytes, std::uint32_t number) {
   std::vector<std::uint32_t> values(bytes / sizeof(std::uint32_t));
   std::iota(values.begin(), values.end(), number << 22);
@@ -114,7 +114,7 @@ TEST_CASE("remap: granules change places and come back", "[remap]") {
       std::iota(table.begin(), table.end(), 0);
       const std::vector<int> before = table;
       std::vector<int> expected = before;
-      std::vector<int> displaced;  // what was there and is not itself moved
+      std::vector<int> displaced;  // displaced, and not itself moved
       for (std::size_t i = 0; i < count; ++i) {
         expected[to + i] = before[from + i];
         if (to + i < from) displaced.push_back(before[to + i]);
@@ -138,17 +138,17 @@ TEST_CASE("remap: whole granules go with their pages, ends are copied", "[remap]
   };
   const Case cases[] = {
       {granule, granule, granule, granule},                           // aligned
-      {granule, granule, 3 * granule + 4096, 3 * granule},            // it overlaps its target
-      {granule, 4 * granule, granule + 512, granule},                 // it does not
+      {granule, granule, 3 * granule + 4096, 3 * granule},            // overlaps its target
+      {granule, 4 * granule, granule + 512, granule},                 // does not overlap it
       {512, granule, 4 * granule, 3 * granule},                       // a head and a tail
-      {512, 3 * granule, 4 * granule, 3 * granule},                   // as far as it is long
+      {512, 3 * granule, 4 * granule, 3 * granule},                   // moves by its length
       {mib, 2 * granule, 2 * granule, granule},                       // both, half a granule each
-      {512, 5 * granule, 2 * granule - 512, granule},                 // a head alone
-      {granule + 512, 2 * granule, 5 * granule - 1024, 3 * granule},  // likewise, and padding of the last unit
+      {512, 5 * granule, 2 * granule - 512, granule},                 // only a head
+      {granule + 512, 2 * granule, 5 * granule - 1024, 3 * granule},  // only a head, and padding of the last unit
       {granule - 512, granule, 2 * granule + 516, 2 * granule},       // a head of one unit
-      {512, granule, granule, 0},                                     // no whole granule in it
-      {granule, granule + 512, 8 * granule, 0},                       // no whole number of granules to go
-      {granule, mib, 8 * granule, 0},                                 // less than one
+      {512, granule, granule, 0},                                     // no whole granule inside
+      {granule, granule + 512, 8 * granule, 0},                       // not a whole number of granules to go
+      {granule, mib, 8 * granule, 0},                                 // less than a granule to go
   };
   for (const bool is_trimmed : {false, true}) {
     for (const Case& c : cases) {
@@ -174,11 +174,11 @@ TEST_CASE("remap: whole granules go with their pages, ends are copied", "[remap]
       CHECK(figures.remapped_bytes == c.remapped);
       CHECK(copying.arena.statistics().remapped_bytes == 0);
       CHECK(figures == dry_run.arena.statistics());
-      // Pages go with what moves: nothing is committed where a copy would need it.
+      // Pages move with their contents: nothing is committed where a copy would need it.
       CHECK(figures.committed_bytes <= copying.arena.statistics().committed_bytes);
       const std::string text = memory::compaction_to_string(figures);
       CHECK((text.find("with their pages") != std::string::npos) == (c.remapped > 0));
-      // The books are right: what has no pages gets some again, and what has keeps its contents.
+      // The books are right: a block without pages gets new ones, and a block with pages keeps its contents.
       for (Blocks* const blocks : {&remapping, &dry_run}) {
         blocks->arena.trim();
         CHECK(blocks->allocate(c.hole, 512, 5));
@@ -218,7 +218,7 @@ TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pag
   blocks.allocate(granule, 512, 1);
   blocks.allocate(6 * granule, 512, 2);
   blocks.free(0);
-  runtime().synchronize(cuda());  // what was uploaded is there, so that the upload into the block does not wait for it
+  runtime().synchronize(cuda());  // earlier uploads are done, so the upload into the block does not wait for them
   const std::uint64_t waits = runtime().synchronization_count();
   CHECK(blocks.allocate(2 * granule, 512, 3));
   CHECK(blocks.arena.statistics().moved_bytes == 6 * granule);
@@ -250,7 +250,7 @@ TEST_CASE("remap: a random trace has the places, contents and figures of copies"
       const std::size_t which = draw(count);
       for (Blocks* const blocks : all) blocks->free(which);
     } else {
-      // Whole granules, so that the ways of others are whole numbers of them; sometimes a few bytes that are not.
+      // Mostly whole granules, so that other blocks move by whole granules; sometimes a few odd bytes.
       const std::size_t bytes =
           draw(6) == 0 ? 512 + 512 * draw(64) : granule * (1 + draw(4)) - (draw(8) == 0 ? 512 : 0);
       const std::size_t alignment = draw(16) == 0 ? mib : 512;
@@ -309,7 +309,7 @@ struct Trained {
   Arena::Statistics figures;
 };
 
-/// A perceptron whose matrices span granules, behind a block that goes away: its compaction moves all there is.
+/// A perceptron whose matrices span granules, after a block that is freed: compaction moves everything.
 Trained train(memory::Device device, const Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);

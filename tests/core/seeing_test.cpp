@@ -43,7 +43,7 @@ PlanOptions small_options() {
   return options;
 }
 
-// With a budget half-way between the smallest plan and keeping everything; made once.
+// With a budget halfway between the smallest plan and keeping everything; made once.
 const PlanView& small_view() {
   static const PlanView view = [] {
     PlanOptions options = small_options();
@@ -54,7 +54,7 @@ const PlanView& small_view() {
   return view;
 }
 
-// What the page's script reads of its figures of a kind, in the page's order.
+// The figures of a kind for the page's script, in the page's order.
 std::vector<json> figures_of(const std::string& page, const std::string& kind) {
   const std::string start = "<script type=\"application/json\">";
   std::vector<json> figures;
@@ -76,7 +76,7 @@ TEST_CASE("seeing: a step's trace stands on its own, at the arena's addresses", 
   CHECK(view.steps[0].name == "keep everything");
   REQUIRE(view.report.plan.tape);
   CHECK(view.steps[1].live_peak_bytes < view.steps[0].live_peak_bytes);
-  CHECK(event_count(view.steps[1]) > event_count(view.steps[0]));  // parts run twice
+  CHECK(event_count(view.steps[1]) > event_count(view.steps[0]));  // some nodes run twice
   for (const StepTrace& step : view.steps) {
     CAPTURE(step.name);
     const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
@@ -107,7 +107,7 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   const std::string page = report::write_plan_page(view);
   CHECK(markup::problem(page) == "");
   for (std::size_t at = 0; (at = page.find("http://", at)) != std::string::npos; ++at) {
-    CHECK(page.compare(at, 26, "http://www.w3.org/2000/svg") == 0);  // a name, no address
+    CHECK(page.compare(at, 26, "http://www.w3.org/2000/svg") == 0);  // a name, not an address
   }
   CHECK_FALSE(contains(page, "https://"));
   CHECK(page == report::write_plan_page(view));
@@ -137,13 +137,13 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   }
   for (std::size_t s = 0; s < 2; ++s) {
     const json& step = timelines[s];
-    const json& map = maps[1 - s];  // the planned one comes first
+    const json& map = maps[1 - s];  // the planned step comes first
     const StepTrace& trace = view.steps[s];
     CHECK(step["step"] == trace.name);
     CHECK(map["step"] == trace.name);
     CHECK(step["count"] == event_count(trace) + 1);
     CHECK(map["count"] == step["count"]);
-    // The differences lead to the state after the last event, with the peak on the way.
+    // The differences add up to the state after the last event, and pass through the peak.
     const std::size_t entries = step["event"].size();
     REQUIRE(entries == event_count(trace) + 1);
     const std::vector<CategoryBytes> states = timeline(trace.events);
@@ -246,7 +246,7 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   StepTrace step;
   step.name = "long";
   step.before = 0;
-  // Twice as many blocks as a page holds; a single high event in the middle.
+  // Twice as many blocks as a page can hold, and a single high event in the middle.
   const std::size_t count = 2 * report::mapped_blocks_max;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t bytes = i == count / 2 ? 1'000'000 : 64 + i % 7;
@@ -303,7 +303,7 @@ TEST_CASE("seeing: the trace for Perfetto has a counter per event and slices tha
     CHECK(counters[process] == event_count(step) + 1);
     CHECK(peaks[process] == step.live_peak_bytes);
     CHECK(open[process].empty());
-    CHECK(times[process] == event_count(step) + 1);  // behind the last event
+    CHECK(times[process] == event_count(step) + 1);  // after the last event
   }
 }
 
@@ -355,7 +355,7 @@ class Unpickler {
       if (bytes_.at(at_) == end) {
         ++at_;
         if (end == 'u' || bytes_.at(at_) != '(') return list;
-        ++at_;  // a further batch
+        ++at_;  // another batch
       }
       const json item = value();
       end == 'u' ? void(list[item.get<std::string>()] = value()) : list.push_back(item);
@@ -368,7 +368,7 @@ class Unpickler {
     return static_cast<std::int64_t>(number);
   }
   const std::string& bytes_;
-  std::size_t at_ = 2;  // behind the version
+  std::size_t at_ = 2;  // after the version
   std::vector<std::string> texts_;
 };
 
@@ -392,10 +392,10 @@ TEST_CASE("seeing: the snapshot's blocks and holes fill its segment", "[seeing]"
 TEST_CASE("seeing: the sizes of the snapshot's segment are those of the step's end", "[seeing]") {
   const StepTrace& step = small_view().planned();
   const std::string pickle = report::write_snapshot(small_view());
-  const auto size_of = [&](const std::string& key) {  // behind the key, where the pickle has it first
+  const auto size_of = [&](const std::string& key) {  // the number after the key's first occurrence
     std::size_t at = pickle.find(key) + key.size() + 2, size = 0;
     const std::size_t bytes = pickle[at] == 'K' ? 1 : pickle[at] == 'J' ? 4 : 8;
-    at += bytes == 8 ? 2 : 1;  // LONG1 has its length before it
+    at += bytes == 8 ? 2 : 1;  // LONG1 begins with its length
     for (std::size_t i = bytes; i-- > 0;) size = size << 8 | static_cast<unsigned char>(pickle[at + i]);
     return size;
   };
@@ -445,7 +445,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   const auto train_help = program_test::run(folder, "train --help all");
   CHECK(contains(train_help->out, "--show-memory"));
 
-  const std::size_t before = folder.entries();  // what the runs themselves print to
+  const std::size_t before = folder.entries();  // the runs' own output files
   struct Case {
     std::string arguments, reason;
   };
@@ -468,7 +468,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   const auto good = program_test::run(folder, model + "--budget 1 --html '" + (folder / "p.html") + "' --trace '" +
                                                   (folder / "t.json") + "' --csv '" + (folder / "l.csv") +
                                                   "' --snapshot '" + (folder / "s.pickle") + "'");
-  CHECK(good->status == 3);  // infeasible: the smallest plan is shown all the same
+  CHECK(good->status == 3);  // infeasible: still shows the smallest plan
   CHECK(folder.entries() == before + 4);
   CHECK(markup::problem(files_test::read_text_file(folder / "p.html")) == "");
   const auto packed = program_test::run(folder, "pack '" + (folder / "l.csv") + "'");

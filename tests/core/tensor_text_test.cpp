@@ -32,7 +32,7 @@ bool is_same(const Tensor& a, const Tensor& b) {
   return std::memcmp(Pin(da).data(), Pin(db).data(), da.bytes()) == 0;
 }
 
-// Arrays of many magnitudes in every shape that is laid out in its own way.
+// Arrays of many magnitudes, in every shape with a layout of another kind.
 std::vector<Tensor> many() {
   RandomGenerator generator(17);
   const GeneratorScope draws(generator);
@@ -83,7 +83,7 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
            {make({1e8, 1}, {2}, DType::f64), "[1.e+08 1.e+00]"},
            {make({1e-300, 1}, {2}, DType::f64), "[1.e-300 1.e+000]"},
            {make({123456, 1e6}, {2}, DType::f32), "[1.23456e+05 1.00000e+06]"},
-           // On either side of each border between the two forms.
+           // Both sides of each border between the two forms.
            {make({1, 1000}, {2}, DType::f64), "[   1. 1000.]"},
            {make({1, 1000.5}, {2}, DType::f64), "[1.0000e+00 1.0005e+03]"},
            {make({-1, 0, 1000}, {3}, DType::f32), "[  -1.    0. 1000.]"},
@@ -116,7 +116,7 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
            {arange(1000 + 1), "[   0    1    2 ...  998  999 1000]"},
            {view::reshape(arange(2000), {1000, 2}),
             "[[   0    1]\n [   2    3]\n [   4    5]\n ...\n [1994 1995]\n [1996 1997]\n [1998 1999]]"},
-           // Dtypes that NumPy does not have: as few digits as tell the value from its neighbours.
+           // Dtypes that NumPy lacks: the fewest digits that tell a value from its neighbours.
            {make({0.1, 3}, {2}, DType::bf16), "[0.1 3. ]"},
            {make({0.1, 0.3, 448}, {3}, DType::f8e4m3), "[1.0e-01 3.1e-01 4.5e+02]"},
            {make({0.1, 2, infinity}, {3}, DType::f8e5m2), "[0.09 2.    inf]"},
@@ -131,7 +131,7 @@ TEST_CASE("tensor text: is NumPy's", "[text]") {
   CHECK(to_text(arange(1001), 1) == "[   0 ... 1000]");
   CHECK(to_text(arange(1000), 1).find("...") == std::string::npos);
   CHECK(to_text(full({40}, 7, DType::i32)).find('\n') == 74);  // 37 digits, each after '[' or a space
-  // An axis of twice the edge is whole.
+  // An axis of twice the edge is printed whole.
   CHECK(to_text(view::reshape(arange(1002), {2, 501}), 1) == "[[   0 ...  500]\n [ 501 ... 1001]]");
   CHECK(to_text(view::reshape(arange(1002), {3, 334}), 1) == "[[   0 ...  333]\n ...\n [ 668 ... 1001]]");
   CHECK(to_text(view::reshape(arange(1004), {251, 4}), 2) ==
@@ -242,7 +242,7 @@ TEST_CASE("tensor npy: bytes are booked, and what cannot be written is refused",
   CHECK(stack.ledger->bytes() == 0);
 }
 
-// ---- What a terminal is given of text of unknown origin.
+// ---- Text of unknown origin, made safe for a terminal.
 
 using thimble::printable;
 
@@ -256,13 +256,13 @@ TEST_CASE("printable: text stays, what a terminal obeys is escaped", "[printable
   CHECK(printable("\x7F") == "\\x7f");
   CHECK(printable("\xC2\x9B"
                   "31m") == "\\xc2\\x9b31m");                      // U+009B begins a sequence as ESC [ does
-  CHECK(printable("\x9B") == "\\x9b");                             // no UTF-8
-  CHECK(printable("\xC3") == "\\xc3");                             // cut
-  CHECK(printable("\xC0\xAF") == "\\xc0\\xaf");                    // longer than it need be
+  CHECK(printable("\x9B") == "\\x9b");                             // not UTF-8
+  CHECK(printable("\xC3") == "\\xc3");                             // cut off
+  CHECK(printable("\xC0\xAF") == "\\xc0\\xaf");                    // longer than necessary
   CHECK(printable("\xED\xA0\x80") == "\\xed\\xa0\\x80");           // a surrogate
   CHECK(printable("\xF4\x90\x80\x80") == "\\xf4\\x90\\x80\\x80");  // above U+10FFFF
   CHECK(printable("\x1F\xC2\x9F") == "\\x1f\\xc2\\x9f");           // the last controls
-  // The first and the last character of each length, and those beside the surrogates.
+  // The first and the last character of each length, and the neighbours of the surrogates.
   for (const char* const text : {" ", "~", "\xC2\xA0", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80",
                                  "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     CHECK(printable(text) == text);

@@ -1,4 +1,4 @@
-// A transaction and random numbers: a step that was given up, and what was drawn before one, change no draw.
+// A transaction and random numbers: neither an abandoned step nor draws before a step change a later draw.
 
 #include <cstdint>
 #include <set>
@@ -38,12 +38,12 @@ TEST_CASE("transaction: a pass of random numbers begins with it and ends with it
   const Site between = drawn(next_random_site());
   CHECK(std::set<Site>{before, first, second, between}.size() == 4);
   {
-    Transaction kept;  // draws what the one before drew
+    Transaction kept;  // draws the numbers of the abandoned one
     CHECK(drawn(next_random_site()) == first);
     CHECK(drawn(next_random_site()) == second);
     kept.commit();
   }
-  const auto [step, site] = drawn(next_random_site());  // outside again, of the next step
+  const auto [step, site] = drawn(next_random_site());  // outside again, in the next step
   CHECK(step == std::get<0>(before) + 1);
   CHECK(site == std::get<1>(before));
 }
@@ -78,7 +78,7 @@ TEST_CASE("transaction: a throw after dropout leaves the masks of a run without 
         } catch (int) {
         }
       }
-      list.push_back(mask());  // outside of a step, as an evaluation with dropout draws
+      list.push_back(mask());  // outside a step, like an evaluation with dropout
       Transaction kept;
       list.push_back(mask());
       kept.commit();

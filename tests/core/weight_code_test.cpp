@@ -1,5 +1,5 @@
-// Weights in codes: NF4 against the nearest level by brute force, its magnitudes' second quantization against loops,
-// 8-bit blocks against quantize(), bytes, and the same bits on every number of threads and on a CUDA device.
+// Weights in codes: NF4 against the nearest level by brute force, the second quantization of its magnitudes against
+// loops, 8-bit blocks against quantize(), bytes, and equal bits on any number of threads and on a CUDA device.
 
 #include <cmath>
 #include <cstdint>
@@ -27,7 +27,7 @@ using namespace thimble;
 
 namespace weight_code_test {
 
-// The quantiles as bitsandbytes prints them (get_4bit_type("nf4")).
+// The quantiles that bitsandbytes prints (get_4bit_type("nf4")).
 constexpr double levels[16] = {-1.0,
                                -0.6961928009986877,
                                -0.5250730514526367,
@@ -108,7 +108,7 @@ TEST_CASE("weight codes: NF4 is the nearest level, the lower one in the middle",
     const float x = static_cast<float>(i) * 1e-5F;
     if (quant::nf4_encode(x) != nearest(static_cast<double>(x))) FAIL_CHECK(x);
   }
-  // Right around every border, where arithmetic in f32 could go wrong.
+  // The neighbours of every border, where f32 arithmetic could go wrong.
   for (int c = 0; c < 15; ++c) {
     float x = static_cast<float>((levels[c] + levels[c + 1]) / 2);
     for (int i = 0; i < 4; ++i) x = std::nextafter(x, -2.0F);
@@ -134,16 +134,16 @@ TEST_CASE("weight codes: NF4 with both quantizations against loops", "[nf4]") {
     const std::vector<float> expected = by_hand(to_host<float>(w), codes);
     const std::vector<std::uint8_t> bytes = to_host<std::uint8_t>(coded);
     const auto first = static_cast<std::size_t>(4 + 4 * groups + blocks);
-    for (std::size_t i = 0; i < codes.size(); ++i) {  // the first of two is in the high half
+    for (std::size_t i = 0; i < codes.size(); ++i) {  // the high half has the first of two
       const int code = (bytes[first + i / 2] >> (i % 2 == 0 ? 4 : 0)) & 15;
       if (code != codes[i]) FAIL_CHECK(i);
     }
-    if (n % 2 == 1) CHECK((bytes.back() & 15) == 0);  // files of equal weights are equal
+    if (n % 2 == 1) CHECK((bytes.back() & 15) == 0);  // equal weights give equal files
     CHECK(to_host<float>(decode_weight(coded, WeightCode::nf4, {n}, DType::f32)) == expected);
     const Tensor narrow = decode_weight(coded, WeightCode::nf4, {n}, DType::bf16);
     CHECK(to_host<float>(narrow) == to_host<float>(to_dtype(from_host(expected, {n}), DType::bf16)));
   }
-  // 4.127 bits a number.
+  // 4.127 bits per number.
   CHECK(static_cast<double>(coded_bytes(WeightCode::nf4, 1 << 24)) * 8 / (1 << 24) == Approx(4.127).epsilon(1e-4));
 }
 
@@ -208,7 +208,7 @@ TEST_CASE("weight codes: rounding, zeros, and what is not finite", "[nf4]") {
     }
     return std::sqrt(square / all);
   };
-  CHECK(error(WeightCode::nf4, w) < 0.1);  // of a normal distribution about 0.09
+  CHECK(error(WeightCode::nf4, w) < 0.1);  // about 0.09 for a normal distribution
   CHECK(error(WeightCode::nf4, w) > 0.05);
   CHECK(error(WeightCode::int8, w) < 0.01);
   for (const WeightCode code : {WeightCode::int8, WeightCode::nf4}) {
@@ -222,7 +222,7 @@ TEST_CASE("weight codes: rounding, zeros, and what is not finite", "[nf4]") {
         to_host<float>(decode_weight(encode_weight(bad, code), code, w.shape(), DType::f32));
     for (std::size_t i = 64; i < 96; ++i) CHECK(std::isnan(back[i]));
     CHECK(std::isnan(back[0]) == (code == WeightCode::nf4));
-    // From bf16 they are those of its values.
+    // bf16 weights have the codes of their values in f32.
     const Tensor narrow = to_dtype(w, DType::bf16);
     CHECK(to_host<std::uint8_t>(encode_weight(narrow, code)) ==
           to_host<std::uint8_t>(encode_weight(to_dtype(narrow, DType::f32), code)));
