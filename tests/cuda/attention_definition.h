@@ -1,16 +1,16 @@
 #pragma once
-// The definition of attention in double, with bounds of what rounding on tensor cores (cuda/attention/attention.h)
-// may make of it, and the kernels' values held against it.
+// The definition of attention in double, with bounds for the rounding on tensor cores (cuda/attention/attention.h), and
+// a comparison of the kernels' values with it.
 //
 // Tolerances are bounds, element by element. A rounding to n significant bits moves a value by at most u = 2^-n of it
-// (f16 and TF32 have 11, bf16 8), in TF32 each operand in memory too: w = (1 + u)^2 - 1 for a product of two, and w = 0
-// for the products of f16 and bf16, which are exact. With them
+// (f16 and TF32 have 11, bf16 8), in TF32 also each operand in memory: w = (1 + u)^2 - 1 for a product of two. Products
+// of f16 and bf16 are exact: w = 0. With these
 // - a score is off by at most e_s = w scale sum_d |q_d k_d|, so a probability P_s is multiplied by exp(d_s) / sum_r P_r
 //   exp(d_r) with |d_s| <= e_s: off by at most r_s = max(exp(e_s) / sum_r P_r exp(-e_r) - 1,
-//   1 - exp(-e_s) / sum_r P_r exp(e_r)) of itself, and lse by the logarithm of one of those sums;
+//   1 - exp(-e_s) / sum_r P_r exp(e_r)) of itself, and lse by the logarithm of one of these sums;
 // - dP = dout . v is off by at most w sum_d |dout_d v_d|, and dS = P (dP - delta) by that and by r (delta is in f32);
-// - a term P v, P dout, dS k or dS q is off by what its first factor is, and by its rounding: u, and in TF32 another u;
-// - results are rounded to f16 or bf16, and are f32 else. All that is in f32 is far below: `rest`.
+// - a term P v, P dout, dS k or dS q has the error of its first factor, plus its rounding: u, and in TF32 another u;
+// - results are rounded to f16 or bf16, or are f32. Errors of f32 are far below: `rest`.
 
 #include <algorithm>
 #include <cmath>
@@ -52,7 +52,7 @@ inline std::string describe(const Sizes& n, DType dtype) {
          std::to_string(n.window) + ", " + n.mask_name;
 }
 
-/// Values, and how far off they may be.
+/// Values and their allowed errors.
 struct Bounded {
   Values value, allowed;
   explicit Bounded(std::size_t count = 0) : value(count), allowed(count) {}
@@ -76,7 +76,7 @@ struct Units {
 
 inline std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// What is added to the scores, (B, H, T, S): -infinity where a query does not see a key.
+/// The mask as a term of the scores, (B, H, T, S): -infinity where a query does not see a key.
 inline Values added_to_scores(const Sizes& n) {
   Values all;
   const bool has_documents = n.mask.defined() && n.mask.dtype() == DType::i32;
@@ -106,7 +106,7 @@ inline Values added_to_scores(const Sizes& n) {
   return all;
 }
 
-/// The definition. `given` is the result that backward reads.
+/// The definition. `given`: the result that backward reads.
 inline Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, const Values& k, const Values& v,
                            const Values& dy, const Values& given) {
   Reference all{Bounded(q.size()), Bounded(q.size()), Bounded(k.size()), Bounded(v.size()), Bounded()};
@@ -182,7 +182,7 @@ inline Reference reference(const Sizes& n, DType dtype, double scale, const Valu
   return all;
 }
 
-/// The largest error in units of what is allowed: 1 is the bound.
+/// The largest error relative to the allowed one: at most 1.
 inline double worst(const Bounded& expected, const Tensor& got, DType dtype) {
   const double unit = Units(dtype).result, rest = 3e-6;
   const Values values = to_host<double>(got);
@@ -209,7 +209,7 @@ struct Run {
   Gradients gradients;
 };
 
-// `view`: how each operand is laid out.
+// `view` lays out each operand.
 inline Run run(const Sizes& n, DType dtype, double scale, const std::function<Tensor(const Tensor&)>& view) {
   const Shape queries{n.batch, n.queries, n.heads, n.width}, keys{n.batch, n.keys, n.heads / n.group, n.width};
   Run r{noise(queries, dtype, 1), noise(keys, dtype, 2), noise(keys, dtype, 3), noise(queries, dtype, 4), {}, {}, {}};
@@ -222,7 +222,7 @@ inline Run run(const Sizes& n, DType dtype, double scale, const std::function<Te
   return r;
 }
 
-/// Values within their bounds; the scale: `times` / sqrt(D).
+/// Checks values against their bounds; the scale is `times` / sqrt(D).
 inline void check(const Sizes& n, DType dtype, double times = 1.5) {
   INFO(describe(n, dtype) << ", scale times " << times);
   const double scale = times / std::sqrt(static_cast<double>(n.width));

@@ -1,6 +1,6 @@
-// Attention on tensor cores of documents side by side and with masks: the definition's values, the bits of calls
-// without them, what is not read, queries that see nothing. On a GPU where there is one; in a build without CUDA on the
-// device that tests/emulated makes of the host.
+// Attention on tensor cores over packed documents and with masks: the definition's values, the bits of calls without
+// them, operands that must not be read, queries that see nothing. On a GPU if there is one; in a build without CUDA on
+// tests/emulated.
 
 #include <cmath>
 
@@ -31,14 +31,14 @@ Tensor documents(const std::vector<std::int32_t>& lengths, std::int64_t samples 
   return from_host(numbers, {samples, static_cast<std::int64_t>(numbers.size()) / samples});
 }
 
-/// Booleans of a shape, true but where its place divided by `period` leaves 1.
+/// Booleans of a shape, false where the index leaves remainder 1 by `period`.
 Tensor booleans(const Shape& shape, std::int64_t period) {
   std::vector<std::uint8_t> sees;
   for (std::int64_t i = 0; i < shape.elements(); ++i) sees.push_back(i % period != 1);
   return to_dtype(from_host(sees, shape), DType::boolean);
 }
 
-/// Numbers of -2 .. 1, and -infinity where a place divided by `period` leaves 1.
+/// Numbers from -2 to 1, and -infinity where the index leaves remainder 1 by `period`.
 Tensor numbers(const Shape& shape, DType dtype, std::int64_t period) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < shape.elements(); ++i) {
@@ -60,9 +60,9 @@ void check_same(Run& a, Run& b) {
 TEST_CASE("attention on tensor cores, documents: the definition's values", "[attention][cuda]") {
   if (!has_cuda()) return;
   const Tf32Scope allowed(true);
-  // Lengths that end within tiles, at their ends and behind them; of one token; more than a tile.
+  // Lengths that end within tiles, at their ends and after them; of one token; longer than a tile.
   const Tensor mixed = documents({40, 1, 23, 64, 1, 21}), ones = documents(std::vector<std::int32_t>(70, 1));
-  const Tensor two = documents({3, 60, 7, 1, 69}, 2);  // the document of 7 is the end of sample 0
+  const Tensor two = documents({3, 60, 7, 1, 69}, 2);  // the document of 7 ends sample 0
   const Sizes cases[] = {
       {1, 150, 150, 1, 32, true, 0, 1, 0, mixed, "mixed"},
       {1, 150, 150, 1, 64, false, 0.2, 1, 0, mixed, "mixed"},
@@ -103,7 +103,7 @@ TEST_CASE("attention on tensor cores, documents: one has the bits of none, sever
     n.mask = documents({130});
     Run one = run(n, dtype, 0.2, as_it_is);
     check_same(one, none);
-    // Documents that begin where tiles of keys and of queries do.
+    // Documents that begin at the borders of tiles of keys and of queries.
     for (const bool is_causal : {true, false}) {
       const Sizes packed{1, 300, 300, 2, width, is_causal, 0, 1, 0, documents({64, 128, 108})};
       Run all = run(packed, dtype, 0.2, as_it_is);
@@ -129,7 +129,7 @@ TEST_CASE("attention on tensor cores, documents: tiles that nobody sees are not 
   for (const std::int64_t width : {64, 128}) {
     const Sizes n{1, 384, 384, 1, width, false, 0, 1, 0, documents({128, 128, 128})};
     Run whole = run(n, dtype, 0.2, as_it_is);
-    // A document whose operands are NaN: the others have their bits.
+    // A document whose operands are NaN leaves the others' bits unchanged.
     Run holed = run(n, dtype, 0.2, [](const Tensor& x) {
       const Tensor y = clone(x);
       fill(view::slice(y, 1, 128, 256), std::nan(""));
@@ -210,7 +210,7 @@ TEST_CASE("attention on tensor cores, masks: a query that sees nothing, and huge
   }
   CHECK(to_host<double>(view::slice(r.lse, 2, hidden, hidden + 1)) == Values(2, 0.0));
   for (const int i : {1, 2}) CHECK(to_host<double>(view::slice(r.gradients[i], 1, 20, 60)) == Values(40 * 2 * 64, 0.0));
-  // The lowest of all floats hides keys beside others; where it has all of a query's they are alike.
+  // The lowest float hides keys next to larger values; if all of a query's keys have it, they count equally.
   const std::vector<float> values = to_host<float>(to_dtype(n.mask, DType::f32));
   std::vector<float> low;
   for (const float value : values) low.push_back(value == 1 ? 0 : std::numeric_limits<float>::lowest());
@@ -230,7 +230,7 @@ TEST_CASE("attention on tensor cores, masks: a query that sees nothing, and huge
   for (int i = 0; i < 3; ++i) {
     for (const double value : to_host<double>(lowest.gradients[i])) REQUIRE(std::isfinite(value));
   }
-  // Large numbers everywhere: a score and its logarithm are rounded apart, whichever of the two is larger.
+  // Large numbers everywhere: a score and its logarithm are rounded separately, and either may be the larger one.
   for (const double value : {-1e9, 3e9, -7e12, 1e15, -3e20, 1e25, -2.7e29}) {
     n.mask = full({70, 70}, value, DType::f32);
     Run large = run(n, dtype, 0.3, as_it_is);
@@ -248,7 +248,7 @@ TEST_CASE("attention on tensor cores: documents and a mask together", "[attentio
   const std::int64_t length = 150, width = 64;
   const Tensor of_documents = to_device(documents({40, 1, 70, 39}), cuda());
   const Tensor mask = numbers({length, length}, DType::f32, 9);
-  // The same in one: -infinity between documents.
+  // The same in one mask: -infinity between documents.
   std::vector<float> values = to_host<float>(mask);
   const std::vector<double> numbers_of = to_host<double>(to_dtype(of_documents, DType::f64));
   for (std::size_t i = 0; i < values.size(); ++i) {

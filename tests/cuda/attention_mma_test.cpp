@@ -1,5 +1,5 @@
-// Attention on tensor cores (f16, bf16, and f32 in TF32) against its definition in double. On a GPU where there is one;
-// in a build without CUDA on the device that tests/emulated makes of the host.
+// Attention on tensor cores (f16, bf16, and f32 in TF32) against its definition in double. On a GPU if there is one; in
+// a build without CUDA on tests/emulated.
 
 #include <cmath>
 
@@ -39,9 +39,9 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
       {1, 1, 150, 1, 32, true},          // one query, as in generation
       {2, 64, 64, 2, 64, true},          // whole tiles
       {1, 129, 129, 1, 64, true, 0.3},   // one past two tiles
-      {1, 33, 161, 2, 64, true, 0.1},    // the last queries of more keys, whose mask's rows begin between random words
+      {1, 33, 161, 2, 64, true, 0.1},    // the last queries of more keys; the mask's rows begin between random words
       {1, 97, 30, 1, 80, false, 0.5},    // more queries than keys
-      {2, 40, 132, 2, 128, false, 0.2},  // a mask's rows that lanes share
+      {2, 40, 132, 2, 128, false, 0.2},  // lanes share the mask's rows
       {1, 72, 72, 1, 256, true, 0.2},
       {3, 20, 24, 1, 48, true, 0.4},
       {2, 70, 70, 4, 64, true, 0, 2},  // heads that share keys and values
@@ -60,7 +60,7 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
     for (const Sizes& n : cases) {
       if (has_kernels(dtype, n.width)) check(n, dtype);
     }
-    // Every place of the mask's edge in a block.
+    // Every position of the mask's edge in a block.
     for (std::int64_t more = 0; more <= 33; ++more) check({1, 34, 34 + more, 1, 32, true}, dtype);
     for (std::int64_t window = 1; window <= 33; ++window) check({1, 100, 100, 1, 32, true, 0, 1, window}, dtype);
   }
@@ -69,7 +69,7 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
 TEST_CASE("attention on tensor cores: the same bits every time, in every layout", "[attention][cuda]") {
   if (!has_cuda()) return;
   const auto in_place = [](const Tensor& x) { return x; };
-  // Rows of an odd number of elements, the first of them at an odd address: nothing can be read by chunks.
+  // Rows of an odd number of elements, from an odd address on: no chunk can be read at once.
   const auto odd = [](const Tensor& x) {
     const Tensor wide = zeros({x.size(0), x.size(1), x.size(2), x.size(3) + 3}, x.dtype(), x.device());
     const Tensor part = view::slice(wide, 3, 1, 1 + x.size(3));
@@ -133,7 +133,7 @@ TEST_CASE("attention on tensor cores: results that are not wanted are not writte
     for (int i = 0; i < 3; ++i) CHECK(alone[i].defined() == (i == wanted));
     CHECK(same_bits(alone[wanted], whole.gradients[wanted]));
   }
-  // The logarithms alone.
+  // Only the logarithms.
   const Tensor lse = zeros(whole.lse.shape(), DType::f32, cuda());
   launch(cuda(), [&](const Addresses& at) {
     kernels::AttentionArgs args;
@@ -160,7 +160,7 @@ TEST_CASE("attention on tensor cores: NaN and infinite scores reach the result",
     const Values out = to_host<double>(attention(q, k, noise({1, keys, 1, width}, dtype, 3), options));
     const Values query = to_host<double>(q);
     for (std::size_t t = 0; t < index(queries); ++t) {
-      const bool is_seen = t + 30 >= 50 && !(std::isinf(bad) && query[16 * t] < 0);  // -infinity counts for nothing
+      const bool is_seen = t + 30 >= 50 && !(std::isinf(bad) && query[16 * t] < 0);  // -infinity counts as nothing
       for (std::size_t d = 0; d < index(width); ++d) REQUIRE(std::isnan(out[16 * t + d]) == is_seen);
     }
   }
@@ -189,8 +189,8 @@ TEST_CASE("attention on tensor cores: which kernel it is", "[attention][cuda]") 
     }
   }
   if (!has_cuda()) return;
-  // Two keys, with the probabilities 1 and c over their sum. Values -(c rounded) and 1: the sum is zero when c was
-  // rounded on its way, and only then.
+  // Two keys with the probabilities 1 and c over their sum, and the values -(c rounded) and 1: the sum is zero only if
+  // c was rounded.
   const Tf32Scope allowed(true);
   for (const DType dtype : dtypes) {
     const double rounded_c = dtype == DType::f32 ? 0x1.368p-1 : std::exp(-0.5);  // c to 11 bits

@@ -1,5 +1,5 @@
-// Memory techniques on a CUDA device, in memory that is filled with NaN: the bits of keeping everything there, and a
-// step in which every allocation fails once. On a GPU where there is one, else on tests/emulated.
+// Memory techniques on a CUDA device, in memory filled with NaN, have the bits of keeping everything there; and a step
+// in which every allocation fails once. On a GPU if there is one, otherwise on tests/emulated.
 
 #include <memory>
 

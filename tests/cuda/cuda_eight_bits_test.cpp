@@ -1,4 +1,4 @@
-// 8-bit tensors and 8-bit optimizer state on a CUDA device: the CPU's bits.
+// 8-bit tensors and 8-bit optimizer state on a CUDA device have the CPU's bits.
 
 #include <bit>
 #include <cmath>
@@ -38,7 +38,7 @@ Tensor sample(const Shape& shape, DType dtype = DType::f32) {
 
 using Bits = std::vector<std::uint64_t>;
 
-// A tensor's elements bit by bit (of the codes, where it has scales), wherever it is. All NaN are one.
+// A tensor's elements bit by bit (its codes, if it has scales), on any device. All NaN are equal.
 Bits bits_of(const Tensor& t) {
   Bits bits;
   if (!is_floating(t.dtype()) || t.scale()) {
@@ -95,9 +95,9 @@ TEST_CASE("cuda: codes and scales have the CPU's bits", "[cuda][quantize]") {
   const Shape matrix{70, 37}, image{3, 5, 7, 33};
   const std::vector<Row> rows = {{{}, ScaleBlocks::per_tensor()},
                                  {{5, 131}, ScaleBlocks::per_tensor()},
-                                 {{5, 4001}, ScaleBlocks::per_tensor()},                   // cut in parts
-                                 {{2, 20'000}, ScaleBlocks::per_channel({2, 20'000}, 0)},  // as well
-                                 {{20'000, 3}, ScaleBlocks::per_channel({20'000, 3}, 1)},  // as well
+                                 {{5, 4001}, ScaleBlocks::per_tensor()},                   // cut into parts
+                                 {{2, 20'000}, ScaleBlocks::per_channel({2, 20'000}, 0)},  // cut, too
+                                 {{20'000, 3}, ScaleBlocks::per_channel({20'000, 3}, 1)},  // cut, too
                                  {matrix, ScaleBlocks::per_channel(matrix, 0)},
                                  {matrix, ScaleBlocks::per_channel(matrix, 1)},
                                  {image, ScaleBlocks::per_channel(image, 0)},
@@ -109,7 +109,7 @@ TEST_CASE("cuda: codes and scales have the CPU's bits", "[cuda][quantize]") {
                                  {{3, 411}, ScaleBlocks::flat(32)},
                                  {{3, 411}, ScaleBlocks::flat(256)},
                                  {{3, 411}, ScaleBlocks::flat(1000)},
-                                 {{6, 72}, ScaleBlocks::flat(8)},  // whole blocks of eights, in registers
+                                 {{6, 72}, ScaleBlocks::flat(8)},  // whole blocks of eight, in registers
                                  {{5, 448}, ScaleBlocks::flat(64)},
                                  {{5, 768}, ScaleBlocks::flat(256)},
                                  {{7, 384}, ScaleBlocks::per_row_block(128)},
@@ -177,7 +177,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name, const 
   return std::make_unique<Adafactor>(list, all);
 }
 
-// Three updates of a matrix, a vector and a small one on a device; parameters and state at the end.
+// Three updates of a matrix, a vector and a small tensor on a device; returns parameters and state.
 std::vector<Bits> after_updates(const std::string& name, DType dtype, memory::Device device) {
   std::vector<optim::Named> list;
   for (const Shape& shape : {Shape{130, 411}, Shape{1000}, Shape{7}}) {
@@ -217,8 +217,8 @@ TEST_CASE("cuda: optimizers with 8-bit and factored state have the CPU's bits", 
 
 TEST_CASE("cuda: Adafactor's sums have the CPU's order for every shape", "[cuda][optim8]") {
   if (!has_cuda()) return;
-  // One tile of columns and many, rows of more tiles than a team sums at once, more and fewer rows than shares, more
-  // than a team sums of a column at once; rows of whole words and others.
+  // One tile of columns and many; rows with more tiles, and columns with more values, than a team sums at once; more
+  // and fewer rows than shares; rows of whole words and others.
   for (const Shape& shape : {Shape{2, 3}, Shape{200, 7}, Shape{3, 66'008}, Shape{2, 66'001}, Shape{65, 300},
                              Shape{70, 264}, Shape{4200, 40}, Shape{17'000, 8}, Shape{33'003}}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {

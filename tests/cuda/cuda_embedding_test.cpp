@@ -1,5 +1,5 @@
-// The embedding's gradient on a CUDA device: rows that few positions name and rows that thousands do, with the CPU's
-// bits. On a GPU where there is one, else on tests/emulated.
+// The embedding's gradient on a CUDA device has the CPU's bits, for rows named by few positions and by thousands. On a
+// GPU if there is one, otherwise on tests/emulated.
 
 #include <bit>
 
@@ -18,7 +18,7 @@ using thimble::testing::has_cuda;
 
 namespace {
 
-// Of rows [first, first + rows) of a table of `all` rows; all 0: of a whole one.
+// For rows [first, first + rows) of a table of `all` rows, or for a whole table if `all` is 0.
 Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, std::int64_t columns, DType dtype,
                       memory::Device device, std::int64_t first = 0, std::int64_t all = 0) {
   RandomGenerator generator(11);
@@ -41,7 +41,7 @@ Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, s
 TEST_CASE("cuda_embedding: gradients of rows with few and with many positions have the CPU's bits", "[cuda]") {
   if (!has_cuda()) return;
   struct Case {
-    std::int64_t positions, often;  // one of `often` names row 3, the rest all rows in turn
+    std::int64_t positions, often;  // every `often`-th names row 3, the rest all rows in turn
   };
   for (const auto& [positions, often] : {Case{5000, 2}, Case{4097, 1}, Case{1500, 10}, Case{129, 1}, Case{128, 1}}) {
     std::vector<std::int64_t> ids;

@@ -1,5 +1,5 @@
-// FP8 with scales of blocks on a CUDA device: which products read codes, that they are those of the decoded values, and
-// that a dry run knows their bytes. The emulated device is of either kind; a GPU of one.
+// FP8 with block scales on a CUDA device: which products read codes, that they equal products of decoded values, and
+// that a dry run knows their bytes. The emulated device can be of either kind, a GPU only of one.
 
 #include <cmath>
 #include <cstdint>
@@ -77,7 +77,7 @@ Passed pass(memory::Device device, const Sizes& s, const Fp8Format& format, DTyp
   return {y, x.grad(), w.grad()};
 }
 
-/// Live and most bytes by category, and the height, of a pass without values.
+/// Live and peak bytes by category, and the height, of a pass without values.
 std::vector<std::size_t> figures(memory::Device device, const Sizes& s, bool needs_dx, bool needs_dweight) {
   const memory::Stack stack = memory::make_resource(device);
   const ResourceScope scope(stack.top);
@@ -104,14 +104,14 @@ std::vector<std::size_t> figures(memory::Device device, const Sizes& s, bool nee
 using namespace fp8_block_test;
 
 TEST_CASE("cuda fp8 blocks: scales in the order that products read", "[cuda][fp8]") {
-  // Of x (7, 300): three for a row; of a weight (300, 700), as it lies and turned: 3 x 6.
+  // Scales of x (7, 300): three per row; of a weight (300, 700), as stored and transposed: 3 x 6.
   std::vector<std::uint8_t> x(7 * 3), w(3 * 6);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::uint8_t>(100 + i);
   for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<std::uint8_t>(130 + i);
   x[4] = 0, w[5] = 255;
   const auto value = [](std::uint8_t code) { return quant::load_scale(&code, DType::u8, 0); };
   const auto same = [](float a, float b) {
-    return bit_cast<std::uint32_t>(a) == bit_cast<std::uint32_t>(b);  // a NaN is one
+    return bit_cast<std::uint32_t>(a) == bit_cast<std::uint32_t>(b);  // all NaN are equal
   };
   for (const bool turns : {false, true}) {
     const std::int64_t outer = turns ? 6 : 3, inner = turns ? 3 : 6, stride = kernels::fp8_square_stride(inner * 128);
@@ -155,7 +155,7 @@ TEST_CASE("cuda fp8 blocks: codes give what decoded values give", "[cuda][fp8]")
         };
         const Passed here = run(cpu), there = run(cuda());
         const double tolerance = thimble::testing::fp8_tolerance(dtype, emulates);
-        // What goes through an activation of rounded values may fall on the next code.
+        // A rounded value may come out of an activation as the next code.
         const bool is_exact = dtype == DType::f32 && emulates;
         const double behind = c.activation == Activation::none ? tolerance : is_exact ? 1e-2 : 0.1;
         check_near(there.y, here.y, tolerance);
@@ -163,7 +163,7 @@ TEST_CASE("cuda fp8 blocks: codes give what decoded values give", "[cuda][fp8]")
         check_near(there.dweight, here.dweight, behind);
         if (!emulates) continue;
         {
-          // Own kernels add in one order, whether they read codes or values.
+          // The own kernels add in one order, whether they read codes or values.
           const emulated::CapabilityScope before_units(80);
           const Passed decoded = run(cuda());
           CHECK(bytes_of(there.y) == bytes_of(decoded.y));
@@ -213,7 +213,7 @@ TEST_CASE("cuda fp8 blocks: a dry run has the bytes of either kind of device", "
       const emulated::CapabilityScope own(capability);
       kinds.push_back(figures(cuda(), s, dx, dweight));
       CHECK(figures(dry(cuda()), s, dx, dweight) == kinds.back());
-      // A plan for the other one.
+      // A plan for the other capability.
       const AssumedCapability other(capability == 80 ? 90 : 80);
       CHECK(figures(dry(cuda()), s, dx, dweight) != kinds.back());
     }
@@ -231,9 +231,9 @@ TEST_CASE("cuda fp8 blocks: the bytes of a forward", "[cuda][fp8]") {
     const Tensor w = Tensor::empty({1040, 528}, DType::bf16, device);
     fp8_linear(x, w, {}, {Fp8Scaling::block, e4m3, e4m3, 0}, {}, true, Activation::none, true);
     const std::size_t library = 16 * 2048 * 528;
-    // W's codes, turned, with its 9 x 5 scales; those of x for 9 blocks and of W's rows (5) for 9, rounded up to 12.
+    // W's transposed codes and 9 x 5 scales; scales in f32: 9 for each of x's rows, and 12 (of 9) for W's 5 block rows.
     const std::size_t codes = 1040 * 528 + 9 * 5 + 4 * (9 * 2048 + 5 * 12) + library;
-    // x's decoded window and, decoded where there is room, W.
+    // x's decoded window, and W, decoded in the free room.
     const std::size_t decoded = 2 * 2048 * 1040 + 2 * 1040 * 528 + library;
     CHECK(stack.ledger->max_allocated(Category::workspace) == (capability == 90 ? codes : decoded));
   }

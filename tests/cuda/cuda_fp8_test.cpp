@@ -1,5 +1,5 @@
 // FP8 operands and products on a CUDA device: codes, scales and the state of delayed scaling have the CPU's bits,
-// products are near, and a dry run knows their bytes.
+// products are near the CPU's, and a dry run knows their bytes.
 
 #include <array>
 #include <bit>
@@ -55,7 +55,7 @@ std::vector<std::uint8_t> bytes_of(const Tensor& t) {
   return {first, first + here.bytes()};
 }
 
-// The bits of bf16 values; of NaN those of one, whose sign and payload are a device's own.
+// The bits of bf16 values. All NaN are equal: sign and payload depend on the device.
 std::vector<std::uint16_t> values_of(const Tensor& t) {
   std::vector<std::uint16_t> bits;
   for (const bf16 value : to_host<bf16>(t)) {
@@ -84,7 +84,7 @@ struct Passed {
   Tensor y, dx, dweight, dbias;
 };
 
-/// fp8_linear and its gradients on a device; `recomputes`: from a checkpoint.
+/// fp8_linear and its gradients on a device; `recomputes` runs it in a checkpoint.
 Passed pass(memory::Device device, const Fp8Format& format, const Fp8State& state, const std::vector<Tensor>& operands,
             const Tensor& dy, Activation activation, bool is_in_out, bool recomputes = false) {
   std::vector<Tensor> in;
@@ -130,7 +130,7 @@ TEST_CASE("cuda fp8: codes and scales have the CPU's bits", "[cuda][fp8]") {
             check_operands(fp8_encode(there, role, use, scales_there), here);
             check_operands(fp8_round(clone(there), role, use, scales_there), fp8_round(clone(x), role, use, scales));
             if (format.scaling == Fp8Scaling::block || shape[0] == 0) continue;
-            // The sides that products read: the same codes, as they lie and turned, with zeros behind.
+            // The sides for products: equal codes, as stored and transposed, padded with zeros.
             const Fp8Sides sides = fp8_encode_sides(there, role, use, scales_there, true, true);
             CHECK(bytes_of(sides.plain) == bytes_of(here.values));
             CHECK(bytes_of(sides.scale) == bytes_of(here.scale));
@@ -200,12 +200,12 @@ TEST_CASE("cuda fp8: the state of delayed scaling goes the CPU's way", "[cuda][f
       const std::vector<Tensor> operands{
           spread({16, 32}, factor, DType::bf16, 1), spread({16, 32}, 1, DType::bf16, 3), {}};
       const Tensor dy = spread({16, 16}, 1 / (factor + 1), DType::bf16, 2);
-      const bool is_kept = factor != 0.5;  // that step is not committed
+      const bool is_kept = factor != 0.5;  // does not commit that step
       const std::uint64_t number = generator.step();
       for (const memory::Device device : {cpu, cuda()}) {
         generator.set_step(number);
         Transaction step;
-        for (const bool recomputes : {false, true}) {  // two passes of a step share a place
+        for (const bool recomputes : {false, true}) {  // two passes of a step share a place in the history
           pass(device, format, device.is_cpu() ? here : there, operands, dy, Activation::none, false, recomputes);
         }
         if (is_kept) step.commit();
@@ -247,7 +247,7 @@ TEST_CASE("cuda fp8: products and gradients near the CPU's, and the same bits ag
             const double tolerance = fp8_tolerance(dtype, is_emulated());
             check_near(there.y, here.y, tolerance);
             if (activation != Activation::none && (dtype != DType::f32 || !is_emulated())) {
-              // What goes through an activation of rounded values may fall on the next code.
+              // A rounded value may come out of an activation as the next code.
               check_near(there.dx, here.dx, 0.1);
               check_near(there.dweight, here.dweight, 0.1);
             } else {
@@ -256,7 +256,7 @@ TEST_CASE("cuda fp8: products and gradients near the CPU's, and the same bits ag
             }
             check_near(there.dbias, here.dbias, tolerance);
             {
-              // With a library: what is done behind its products.
+              // With a library: checks the work after its products.
               const emulated::LibraryScope library;
               check_near(run(cuda(), false).y, here.y, tolerance);
             }
@@ -279,7 +279,7 @@ TEST_CASE("cuda fp8: a product into some columns of a wider matrix", "[cuda][fp8
   const Fp8Operand x = fp8_encode(a, Fp8Role::x, use, {}), w = fp8_encode(b, Fp8Role::weight, use, {});
   const Tensor whole = Tensor::empty({20, 24}, DType::f32, cuda()), wide = full({20, 40}, 7, DType::f32, cuda());
   fp8_matmul_into({"product", x, w, whole, {}, {}});
-  // Its columns 8 to 24, behind 10 others.
+  // Columns 8 to 24, written after 10 others.
   const Fp8Operand part{view::slice(w.values, 0, 8, 24), w.scale};
   fp8_matmul_into({"product", x, part, view::slice(wide, 1, 10, 26), {}, {}});
   const std::vector<float> all = to_host<float>(whole), got = to_host<float>(wide);
@@ -294,7 +294,7 @@ TEST_CASE("cuda fp8: a product into some columns of a wider matrix", "[cuda][fp8
 
 TEST_CASE("cuda fp8: the bytes of turned copies", "[cuda][fp8]") {
   if (!has_cuda()) return;
-  // 32 MiB hold 128 columns of 2^18 rows: three windows, of which the last one is short.
+  // 32 MiB hold 128 columns of 2^18 rows: three windows, the last one short.
   const memory::Stack stack = memory::make_resource(dry(cuda()));
   const ResourceScope scope(stack.top);
   const Fp8Format format{Fp8Scaling::current, e4m3, e5m2, 0};
@@ -308,7 +308,7 @@ TEST_CASE("cuda fp8: the bytes of turned copies", "[cuda][fp8]") {
     y = fp8_linear(x, w, {}, format, {}, true);
   }
   tape.backward(y, Tensor::empty(y.shape(), DType::bf16, dry(cuda())));
-  // dy's turned codes, a window of x's, and what cuBLASLt may have for a window.
+  // dy's transposed codes, a window of x's, and the workspace of cuBLASLt for a window.
   CHECK(stack.ledger->max_allocated(Category::workspace) == 16 * rows + 128 * rows + 16 * 128 * 16);
 }
 
@@ -409,7 +409,7 @@ TEST_CASE("cuda fp8: what is refused", "[cuda][fp8]") {
   CHECK_THROWS_AS(fp8_turn_into(Tensor::empty({8, 16}, e4m3), Tensor::empty({16, 32}, e4m3), 4, 12), DeviceError);
 }
 
-// ---- FP8 training on a CUDA device: on a GPU where there is one, in a build without CUDA on the host's emulation.
+// ---- FP8 training on a CUDA device: on a GPU if there is one; in a build without CUDA on tests/emulated.
 
 using files_test::read_text_file;
 using files_test::TemporaryFolder;
@@ -462,9 +462,9 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     const Run rest = run(second);
     REQUIRE(rest.losses.size() == 2);
     CHECK(rest.losses[1] == got.losses[3]);
-    CHECK(read_text_file(second.save) == read_text_file(whole.save));  // parameters, moments, the state of scaling
+    CHECK(read_text_file(second.save) == read_text_file(whole.save));  // parameters, moments, state of scaling
 
-    // Steps that are recorded: the number of the step, by which amax are recorded, changes from replay to replay.
+    // Captured steps: the number of the step, which places the amax in the history, changes from replay to replay.
     models::TrainOptions recorded = tiny(precision, cuda());
     recorded.captures_steps = true;
     recorded.save = folder / "recorded";

@@ -1,5 +1,5 @@
-// Nets in 8-bit codes on a CUDA device: the CPU's bits. On a GPU where there is one, in a build without CUDA on the
-// host's emulation, whose library can be asked for products, too.
+// Nets in 8-bit codes on a CUDA device have the CPU's bits. On a GPU if there is one; in a build without CUDA on
+// tests/emulated, whose library makes products on request.
 
 #include <limits>
 #include <random>
@@ -58,7 +58,7 @@ constexpr Row rows[] = {{2, 5, 1, 8, 3, 1, 1},     {3, 6, 8, 8, 3, 1, 1},     {2
                         {2, 9, 5, 33, 3, 1, 2, 2}, {1, 3, 130, 130, 3, 1, 1}, {2, 4, 16, 17, 1, 1, 0},
                         {2, 9, 16, 32, 1, 1, 0},   {1, 6, 48, 16, 1, 1, 0},   {7, 2, 6, 5, 2, 2, 1}};
 
-/// A layer's result on both devices.
+/// Compares a layer's results on both devices.
 void check_layer(const Step& step, const Shape& x_shape, const Shape& w_shape, unsigned seed) {
   const CodeScale in{0.02F, 113, 0, 255}, out{0.7F, 90, 0, 255}, of_residual{0.4F, 31, 0, 255};
   const Codes x = random_codes(x_shape, in, seed);
@@ -199,7 +199,7 @@ TEST_CASE("cuda int8: a net made on the device is the one made on the CPU", "[cu
   QuantizedModel away(folded, scales);
   const Tensor x = to_device(net.x, cuda());
   CHECK(bytes_of(away(x)) == bytes_of(here(net.x)));
-  // What it is trained as is near, too.
+  // Its fake-quantized form for training is near, too.
   net.folded->fake_quantize(scales);
   folded.fake_quantize(scales);
   const auto expected = to_host<float>((*net.folded)(net.x)), got = to_host<float>(folded(x));
@@ -246,8 +246,8 @@ TEST_CASE("cuda int8: what cuBLASLt may be asked for, and its workspace", "[cuda
   }
 }
 
-// ---- What `thimble quantize --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
-// emulation.
+// ---- The command `thimble quantize --device cuda`: on a GPU if there is one; in a build without CUDA on
+// tests/emulated.
 
 using thimble::testing::has_cuda;
 
@@ -292,7 +292,7 @@ TEST_CASE("cuda quantize: a net of convolutions, with the CPU's figures and a fi
     CHECK(there.layers[i].name == here.layers[i].name);
     CHECK(there.layers[i].cosine == Approx(here.layers[i].cosine).margin(2e-3));
   }
-  // A device's packed weights have a layout of their own; one file serves all.
+  // A device's packed weights have a different layout; one file serves all.
   CHECK(nn::quant::QuantizedModel::load(folder / "there", cpu)->weight_bytes() == here.int8_weight_bytes);
   CHECK(nn::quant::QuantizedModel::load(folder / "here", cuda())->weight_bytes() == there.int8_weight_bytes);
 }

@@ -1,5 +1,5 @@
-// Attention over a cache on a device of CUDA's, a GPU or the one that tests/emulated makes of the host: the CPU's
-// values, and codes that its kernels cannot read refused.
+// Attention over a cache on a CUDA device, a GPU or tests/emulated: the CPU's values, and codes that its kernels cannot
+// read are refused.
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/attention.h>
@@ -43,7 +43,7 @@ TEST_CASE("kv cache on CUDA: the CPU's values, read in pieces", "[nn][kv_cache][
         const auto there = [&](const Tensor& t) { return to_device(part(t), cuda()); };
         const Tensor out = cache.attend(0, there(q), there(k), there(v));
         cache.advance(piece);
-        // The CPU's arithmetic is in f32; tensor cores round probabilities to the dtype.
+        // The CPU computes in f32; tensor cores round probabilities to the dtype.
         check_near(to_device(out, cpu), part(whole), dtype == DType::f32 ? 1e-5 : dtype == DType::f16 ? 4e-3 : 3e-2);
         begin += piece;
       }

@@ -1,5 +1,4 @@
-// Products that a GPU's library makes, and what is done behind them: on the emulated device with plain loops in its
-// place.
+// Products of a GPU's library and the work after them: on the emulated device, with plain loops as the library.
 
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Batch norm and group norm on a CUDA device: rows in words of 16 bytes, and element by element where an operand lies
-// askew, have the CPU's bits, forward and backward. On a GPU where there is one, else on tests/emulated.
+// Batch norm and group norm on a CUDA device have the CPU's bits, forward and backward: rows in words of 16 bytes, and
+// element by element for a misaligned operand. On a GPU if there is one, otherwise on tests/emulated.
 
 #include <bit>
 
@@ -25,14 +25,14 @@ struct Case {
   Shape shape;
 };
 
-// The result and the gradients of x, weight, bias and residual, on the CPU; operands begin `askew` elements behind an
+// The result and the gradients of x, weight, bias and residual, on the CPU; operands begin `askew` elements after an
 // aligned address.
 std::vector<Tensor> run(const Case& c, memory::Device device, std::int64_t askew) {
   RandomGenerator generator(3);
   const auto operand = [&](const Shape& shape, double centre) {
     const std::int64_t n = shape.elements();
     const Tensor flat = normal({n + askew}, centre, 1, c.dtype, cpu, generator.next_site(0));
-    // The same numbers wherever they begin: the flat tensor's first n.
+    // Equal numbers at any address: the first n of the flat tensor.
     Tensor moved = Tensor::empty({n + askew}, c.dtype, cpu);
     copy_into(view::slice(moved, 0, askew, n + askew), view::slice(flat, 0, 0, n));
     Tensor t = view::reshape(view::slice(to_device(moved, device), 0, askew, n + askew), shape);
@@ -110,7 +110,7 @@ TEST_CASE("cuda_norm: eights of channels, single elements and the CPU agree bitw
 TEST_CASE("cuda_norm: sums over the rows of layer norm have the CPU's order", "[cuda]") {
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // The bias's gradient: it is nothing but such a sum, of more rows than one block has.
+    // The bias's gradient is just such a sum, over more rows than one block has.
     const auto gradient = [&](memory::Device device) {
       RandomGenerator generator(9);
       const Shape shape{700, 33};

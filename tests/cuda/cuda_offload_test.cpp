@@ -1,5 +1,5 @@
-// Offloading from a GPU to the host's pinned memory, by the tier itself and by all of the program that asks for one: on
-// a GPU where there is one, in a build without CUDA on the host's emulation.
+// Offloading from a GPU to the host's pinned memory, in the tier itself and in every part of the program that uses one.
+// On a GPU if there is one; in a build without CUDA on tests/emulated.
 
 #include <algorithm>
 #include <string>
@@ -77,16 +77,16 @@ TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of
       away.push_back(memory::offload(small, tier));
       CHECK(committed() == 2 * mib);
       away.push_back(memory::offload(large, tier));
-      CHECK(committed() == 8 * mib);  // a slab of the slot, in whole 2 MiB
+      CHECK(committed() == 8 * mib);  // a slab for the slot, in multiples of 2 MiB
       away.push_back(memory::offload(small, tier));
-      CHECK(committed() == 8 * mib);  // behind the first
+      CHECK(committed() == 8 * mib);  // after the first
       away.push_back(memory::offload(large, tier));
-      CHECK(committed() == 16 * mib);  // as much as there is
+      CHECK(committed() == 16 * mib);  // doubles the committed bytes
       CHECK(books->bytes() - before == committed());
       CHECK(books->bytes(Category::workspace, "offload") == books->bytes());
       for (memory::Offloaded& tensor : away) tensor.drop();
       away.push_back(memory::offload(large, tier));
-      CHECK(committed() == 16 * mib);  // a slot that was there
+      CHECK(committed() == 16 * mib);  // reuses a slot
       CHECK(contains(memory::summary(device), "pinned memory: 16.00 MiB"));
     }
     CHECK(books->bytes() == before);
@@ -108,7 +108,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
     const Ticket first = write(2 * mib);
     CHECK(
         contains(refusal<Error>([&] { write(2 * mib); }), "within the capacity of 3145728, 2097152 of them are taken"));
-    write(1 * mib);  // the last slab is what is left
+    write(1 * mib);  // the last slab is the rest of the bound
     CHECK(tier.statistics().committed_bytes == 3 * mib);
     CHECK_THROWS_AS(write(512), FileError);
     tier.drop(first);
@@ -172,7 +172,7 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   CHECK(plan.offloaded_bytes > 0);
   CHECK(plan.tier_bytes > plan.offloaded_bytes);
   CHECK(plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] <
-        FileTier::workspace_bytes({}));  // nothing of the device's is the tiers'
+        FileTier::workspace_bytes({}));  // the device's workspace holds nothing of the tiers
   if (!has_cuda()) return;
   const nn::MakeRun planned = [&](memory::Device device) {
     auto run = report.run(device);
@@ -186,7 +186,7 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
 
 TEST_CASE("cuda offload: a host without so much pinned memory is told of, and the step can be tried again",
           "[cuda][offload]") {
-  if (!testing::is_emulated()) return;  // a GPU's host cannot be told what it has
+  if (!testing::is_emulated()) return;  // a GPU's host has no adjustable bound
   const memory::Stack stack = memory::make_resource(cuda());
   const ResourceScope scope(stack.top);
   models::Setup setup = gpt(cuda()).setup;
@@ -213,7 +213,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   CHECK(models::planner_options(setup, cuda()).spilling.offloads);
   CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cpu)), ValueError);
-  // What gradients that are away do not go with is not proposed beside them.
+  // Techniques that exclude offloaded gradients are not proposed with them.
   models::PlanOptions plan;
   plan.setup = setup;
   plan.setup.sizes.layers = 1, plan.setup.sizes.vocabulary = 40;

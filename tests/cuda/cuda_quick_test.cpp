@@ -1,5 +1,5 @@
-// What elements of 16 bits are computed in on a CUDA device: every value of f16 and bf16 through every function, held
-// against the exact one.
+// The arithmetic of 16-bit elements on a CUDA device: every value of f16 and bf16 through every function, compared with
+// the exact result.
 
 #include <algorithm>
 #include <bit>
@@ -60,7 +60,7 @@ const std::vector<Function>& functions() {
   return all;
 }
 
-/// Whether y is the exact value rounded to S, but for 2^-14 of it, and for a factor that is subnormal in f32.
+/// Whether y is the exact value rounded to S, within 2^-14 of it, and within a factor that is subnormal in f32.
 template <class S>
 bool is_rounded(double x, double y, double exact) {
   if (std::isnan(exact)) return std::isnan(y);
@@ -87,7 +87,7 @@ void check_functions() {
       if (!is_right && wrong++ < 3) UNSCOPED_INFO(x[i] << " gives " << y[i] << ", exactly " << f.exact(x[i]));
     }
     CHECK(wrong == 0);
-    // Columns become rows: elements apart have the bits of those that lie side by side.
+    // As columns: strided elements have the bits of contiguous ones.
     const std::vector<double> apart = to_host<double>(view::transpose(f.call(view::transpose(there))));
     for (std::size_t i = 0; i < x.size(); ++i) {
       other += std::bit_cast<std::uint64_t>(apart[i]) != std::bit_cast<std::uint64_t>(y[i]) && !std::isnan(y[i]);
@@ -122,14 +122,14 @@ TEST_CASE("cuda_quick: what is positive when it is rounded", "[cuda]") {
   CHECK(differences == 0);
 }
 
-// ---- Dropout on a CUDA device, four elements in a word and one by one: the CPU's bits, forward and backward. On a GPU
-// where there is one, else on tests/emulated.
+// ---- Dropout on a CUDA device, four elements per word and one by one, has the CPU's bits, forward and backward. On a
+// GPU if there is one, otherwise on tests/emulated.
 
 using thimble::testing::has_cuda;
 
 namespace {
 
-// The result and x's gradient; x begins `askew` elements behind an aligned address.
+// The result and x's gradient; x begins `askew` elements after an aligned address.
 std::vector<double> run(const Shape& shape, DType dtype, memory::Device device, std::int64_t askew) {
   RandomGenerator values(4);
   const std::int64_t n = shape.elements();

@@ -1,5 +1,5 @@
-// CUDA devices: copies, training, bits, workspaces. On a GPU where there is one; in a build without CUDA on the device
-// that tests/emulated makes of the host. The operators are in the operator table.
+// CUDA devices: copies, training, bits, workspaces. On a GPU if there is one; in a build without CUDA on
+// tests/emulated. The operators are in the operator table.
 
 #include <bit>
 #include <cmath>
@@ -59,16 +59,16 @@ TEST_CASE("cuda: bytes go there and back as they are", "[cuda]") {
     CHECK(there.device() == cuda());
     CHECK(there.is_contiguous());
     CHECK(same_values(to_device(there, cpu), view::permute(here, {2, 0, 1})));
-    CHECK(same_values(there, view::permute(here, {2, 0, 1})));  // through to_host alone
+    CHECK(same_values(there, view::permute(here, {2, 0, 1})));  // copied by to_host
   }
   CHECK(item(from_host(std::vector<float>{2.5f}, {}, cuda())) == 2.5);
   CHECK(to_device(Tensor::empty({0, 3}), cuda()).elements() == 0);
-  const Tensor large = noise({3'000'000});  // more than the pinned memory that uploads go through
+  const Tensor large = noise({3'000'000});  // more than the pinned memory for uploads
   CHECK(same_values(to_device(to_device(large, cuda()), cpu), large));
   CHECK_THROWS_AS(copy_into(large, to_device(large, cuda())), DeviceError);
   CHECK_THROWS_AS(to_device(Tensor::empty({2}, DType::f32, dry(cuda())), cuda()), DeviceError);
   const Pin pin(to_device(large, cuda()));
-  CHECK_THROWS_AS(pin.as<float>(), DeviceError);  // the host cannot read through it
+  CHECK_THROWS_AS(pin.as<float>(), DeviceError);  // the host cannot read it
 }
 
 TEST_CASE("cuda: a device that is not there is an error that names it", "[cuda]") {
@@ -123,7 +123,7 @@ TEST_CASE("cuda: operators whose order is the CPU's have its bits", "[cuda]") {
   struct Case {
     const char* name;
     std::function<Tensor(const Tensor&)> call;
-    bool is_quick = false;  // in 16 bits other bits: cuda_quick_test.cpp
+    bool is_quick = false;  // other bits in 16-bit dtypes: cuda_quick_test.cpp
   };
   const std::vector<Case> cases{
       {"exp", [](const Tensor& x) { return exp(x); }, true},
@@ -198,7 +198,7 @@ TEST_CASE("cuda: optimizers have the CPU's bits", "[cuda]") {
 
 namespace {
 
-// Trains on one batch and notes the losses.
+// Trains on one batch and records the losses.
 class Noted final : public nn::TrainingRun {
  public:
   Noted(const models::Setup& setup, memory::Device device, std::vector<double>& losses)
@@ -219,7 +219,7 @@ class Noted final : public nn::TrainingRun {
     const Tensor loss = nn::training_step(
         *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
     if (loss.device().is_dry) return;
-    const ResourceScope outside(default_resource(loss.device()));  // reading it allocates, which a dry run does not
+    const ResourceScope outside(default_resource(loss.device()));  // reading it allocates, and a dry run reads nothing
     losses_.push_back(item(loss));
   }
   std::int64_t parameters() const override { return model_->parameter_count(); }
@@ -292,7 +292,7 @@ TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[c
   const nn::MakeRun make = models::zero_batch_run(options.setup);
   const auto plans = nn::plan_steps(cuda(), make);
   CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
-  options.budget_bytes = 1 << 20;  // less than a granule: the smallest plan is named, and that no technique fits
+  options.budget_bytes = 1 << 20;  // less than a granule: names the smallest plan, and that no technique fits
   const models::PlanReport refused = models::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
   CHECK(std::string(refused.why_infeasible.what()).find("techniques fits") != std::string::npos);
@@ -311,7 +311,7 @@ TEST_CASE("cuda: out of memory leaves everything as it was", "[cuda]") {
   CHECK_THROWS_AS(Tensor::empty({3'000'000}, DType::f32, cuda()), OutOfMemory);
   CHECK(stack.arena->statistics() == before);
   CHECK(same_values(to_device(first, cpu), noise({500'000})));
-  CHECK(Tensor::empty({400'000}, DType::f32, cuda()).elements() == 400'000);  // and a smaller one is served
+  CHECK(Tensor::empty({400'000}, DType::f32, cuda()).elements() == 400'000);  // a smaller request succeeds
 }
 
 TEST_CASE("cuda: compaction moves tensors and keeps their values", "[cuda]") {
@@ -366,7 +366,7 @@ TEST_CASE("cuda: workspaces are functions of the arguments, in every build", "[c
   CHECK(cuda_conv_forward_bytes(conv, 1) == 3328);  // 4 (256 + 512 + 32), rounded up to 256
   conv.shape.pad_top = 1;
   CHECK(cuda_conv_forward_bytes(conv, 1) == 0);
-  // Dry and real are one: the table of the build, where it has one, names the same functions.
+  // Dry and real sizes agree: a build's own table, if present, names the same functions.
   if (matmul_cuda) CHECK(matmul_cuda->gemm_workspace_bytes == matmul_cuda_sizes.gemm_workspace_bytes);
   if (attention_cuda) CHECK(attention_cuda->backward_bytes == attention_cuda_sizes.backward_bytes);
   CHECK(&matmul_kernels(dry(cuda())) == &matmul_cuda_sizes);
@@ -383,12 +383,12 @@ TEST_CASE("cuda: tensors go to the host's pinned memory and come back", "[cuda][
     CHECK(stack.ledger->bytes() == expected.bytes());
     away.complete();
     CHECK(stack.ledger->bytes() == 0);
-    const Tensor other = full({50, 100}, 3.0, DType::f32, cuda());  // the bytes have another user meanwhile
+    const Tensor other = full({50, 100}, 3.0, DType::f32, cuda());  // reuses the bytes
     away.prefetch();
     CHECK(same_values(to_device(away.fetch(), cpu), expected));
     CHECK(tier->statistics().live_bytes == 0);
   }
-  CHECK(tier->statistics().committed_bytes == std::size_t{1} << 20);  // one slab: all that it may have
+  CHECK(tier->statistics().committed_bytes == std::size_t{1} << 20);  // one slab: its whole bound
   CHECK(tier->statistics().bytes_read == 3 * expected.bytes());
   CHECK_THROWS_AS(memory::offload(to_device(noise({300'000}), cuda()), tier), FileError);
   CHECK_THROWS_AS(tier->wait(77), ValueError);
@@ -402,7 +402,7 @@ TEST_CASE("cuda: a dry pinned tier counts as a real one does", "[cuda][offload]"
   const Ticket first = tier.write(nullptr, 700), second = tier.write(nullptr, 900);
   CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
   tier.drop(first);
-  const Ticket again = tier.write(nullptr, 600);  // of the same 1024 bytes
+  const Ticket again = tier.write(nullptr, 600);  // in the same 1024 bytes
   tier.read(again, nullptr);
   tier.wait(second);
   CHECK(tier.statistics().committed_bytes == 2048);

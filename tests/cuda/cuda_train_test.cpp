@@ -1,5 +1,4 @@
-// What `thimble train --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
-// emulation.
+// The command `thimble train --device cuda`: on a GPU if there is one; in a build without CUDA on tests/emulated.
 
 #include <thimble/core/error.h>
 #include <thimble/models/training/training.h>
@@ -52,7 +51,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
     CHECK(got.report.evaluation->loss == Approx(expected.report.evaluation->loss).epsilon(tolerance));
     CHECK(run(there).losses == got.losses);  // the same bits again
 
-    // A run that is cut in two, the first half on the GPU, is the run on the GPU.
+    // A run cut in two, the first half on the GPU, equals the run on the GPU.
     models::TrainOptions first = there, second = tiny("char-gpt", cuda());
     first.steps = 2;
     first.warmup = second.warmup = 0;

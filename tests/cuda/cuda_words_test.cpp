@@ -1,5 +1,5 @@
-// Kernels that take elements in words of 16 bytes: the same bits wherever operands begin, and where they promise it the
-// CPU's. And what instructions give that convert numbers, by their definition.
+// Kernels that read words of 16 bytes: equal bits wherever operands begin, and the CPU's where promised. And the
+// results of number-converting instructions, by their definition.
 
 #include <algorithm>
 #include <bit>
@@ -27,7 +27,7 @@ using thimble::testing::has_cuda;
 
 namespace cuda_words_test {
 
-/// Numbers of a shape on a device, which begin `askew` elements behind an aligned address.
+/// Numbers of a shape on a device, beginning `askew` elements after an aligned address.
 Tensor operand(const Shape& shape, DType dtype, memory::Device device, std::int64_t askew, std::uint32_t number) {
   const std::int64_t n = shape.elements();
   Tensor all = zeros({n + askew}, dtype, cpu);
@@ -63,8 +63,8 @@ bool same(const Values& a, const Values& b) {
   });
 }
 
-/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one
-/// that one, of NaN 0x7F.
+/// The result of cvt.rn.satfinite by the PTX ISA: the nearest code, ties to the even one; the largest finite code
+/// beyond it, and 0x7F for NaN.
 template <class F>
 std::uint8_t converted(float x, const std::vector<double>& magnitudes) {
   if (std::isnan(x)) return 0x7F;
@@ -91,7 +91,7 @@ void check_codes() {
   }
   std::uint64_t differences = 0;
   const auto compare = [&](float x) {
-    if (std::isinf(x)) return;  // the kernel gives the code of infinity instead
+    if (std::isinf(x)) return;  // the kernel returns the code of infinity instead
     differences += kernels::fp8_code<quant::Float8Code<F>>(x, 1.0f) != converted<F>(x, magnitudes) ? 1 : 0;
   };
   for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099) {
@@ -115,7 +115,7 @@ using namespace cuda_words_test;
 TEST_CASE("cuda_words: rows have the same bits wherever they begin", "[cuda]") {
   if (!has_cuda()) return;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
-    for (const std::int64_t length : {5, 33, 40, 1300, 2600, 17'003}) {  // long ones have a team for each row
+    for (const std::int64_t length : {5, 33, 40, 1300, 2600, 17'003}) {  // a team per row in long ones
       INFO(to_string(dtype) << ", rows of " << length);
       const auto run = [&](std::int64_t askew) {
         const auto make = [&](const Shape& shape, std::uint32_t n) { return operand(shape, dtype, cuda(), askew, n); };
@@ -140,7 +140,7 @@ TEST_CASE("cuda_words: rows of any length have the CPU's values, and the same bi
   if (!has_cuda()) return;
   for (const auto& [dtype, unit] :
        {std::pair{DType::f32, 0x1p-24}, {DType::bf16, 0x1p-9}, {DType::f16, 0x1p-12}, {DType::f64, 0x1p-48}}) {
-    for (const std::int64_t length : {1, 300, 2600, 17'003}) {  // of a warp, of a team in registers, beyond
+    for (const std::int64_t length : {1, 300, 2600, 17'003}) {  // for a warp, for a team in registers, longer
       for (const bool is_log : {false, true}) {
         INFO(to_string(dtype) << ", rows of " << length << (is_log ? ", log" : ""));
         const auto run = [&](const Tensor& x, int axis) { return is_log ? log_softmax(x, axis) : softmax(x, axis); };
@@ -149,7 +149,7 @@ TEST_CASE("cuda_words: rows of any length have the CPU's values, and the same bi
           return with_gradients({operand({3, length}, dtype, device, 0, 1)}, rows);
         };
         const Values here = of(cpu), there = of(cuda());
-        // Of gradients what cancels is as large as the sum of dy over the length.
+        // In gradients the cancelling terms are as large as the sum of dy over the length.
         for (std::size_t k = 0; k < here.size(); ++k) {
           const double floor = (k == 0 ? 1.0 : 100.0) / static_cast<double>(length);
           for (std::size_t i = 0; i < here[k].size(); ++i) {
@@ -235,7 +235,7 @@ TEST_CASE("cuda_words: FP8 codes are those that the instruction of a GPU gives",
 }
 
 TEST_CASE("cuda_words: two values become 16 bits as the instruction of a GPU has it", "[cuda]") {
-  // To nearest, ties to even, overflow to infinity: through f64, whose sums with a power of two round there.
+  // To nearest, ties to even, overflow to infinity, computed in f64.
   const auto expected = [](float x, int digits, int least, double largest) {
     if (x == 0 || std::isinf(x)) return static_cast<double>(x);
     int exponent = 0;

@@ -1,5 +1,5 @@
-// The pages of a GPU (cuda/runtime/backing.cpp) over a driver that tests/emulated makes of the host: contents through
-// every way of moving, refusals of every call, nothing left behind, the device's time.
+// The pages of a GPU (cuda/runtime/backing.cpp) over the driver of tests/emulated: contents after every kind of move,
+// refusals of every call, no leaks, and the device's time.
 
 #include <cstdint>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace driver_backing_test {
 
 constexpr std::size_t granule = std::size_t{2} << 20, range = 8 * granule;
 
-/// Granules of which each word says where it was written.
+/// Granules in which each word encodes its original place.
 struct Pages {
   std::unique_ptr<Backing> backing = emulated::make_driver_backing();
   std::byte* base = backing->reserve(range);
@@ -29,7 +29,7 @@ struct Pages {
   ~Pages() { driver_books().fail_at = 0; }
   std::uint32_t* words() const { return reinterpret_cast<std::uint32_t*>(base); }
   static std::uint32_t word(std::size_t i) { return static_cast<std::uint32_t>(i * 2654435761u); }
-  /// Whether `bytes` at offset `at` are those that were written at offset `from`.
+  /// Whether the `bytes` at offset `at` were written at offset `from`.
   bool holds(std::size_t at, std::size_t from, std::size_t bytes) const {
     for (std::size_t i = 0; i < bytes / sizeof(std::uint32_t); ++i) {
       if (words()[at / sizeof(std::uint32_t) + i] != word(from / sizeof(std::uint32_t) + i)) return false;
@@ -57,7 +57,7 @@ TEST_CASE("driver backing: a move keeps what it moves, near and far", "[cuda][dr
       pages.backing->move(from, to, bytes, nullptr);
       CHECK(pages.holds(to, from, bytes));
       CHECK(driver_books().bad_copies == 0);
-      CHECK(driver_books().handles == (distance < granule ? 9 : 8));  // the bounce
+      CHECK(driver_books().handles == (distance < granule ? 9 : 8));  // with the bounce
     }
   }
   CHECK(is_empty());
@@ -68,7 +68,7 @@ TEST_CASE("driver backing: a move or a fill that fails is said by the next launc
   driver_books().reported_later = 0;
   pages.backing->fill(0, granule, std::byte{1}, nullptr);
   CHECK(driver_books().reported_later == 0);
-  pages.backing->fill(4 * granule, granule, std::byte{1}, nullptr);  // where there are no pages
+  pages.backing->fill(4 * granule, granule, std::byte{1}, nullptr);  // no pages there
   CHECK(driver_books().reported_later == 1);
   pages.backing->move(0, 5 * granule, granule, nullptr);
   CHECK(driver_books().reported_later == 2);
@@ -114,7 +114,7 @@ TEST_CASE("driver backing: a refused commit changes nothing", "[cuda][driver]") 
     CHECK(driver_books().handles == 4);
     CHECK(pages.holds(0, 0, 2 * granule));
   }
-  CHECK(refused == 7);  // two calls for each granule, and one for their access
+  CHECK(refused == 7);  // two calls per granule, and one for their access
   CHECK(is_empty());
 }
 
@@ -146,7 +146,7 @@ TEST_CASE("driver backing: the device's time of moves is read when it is known",
   {
     Pages pages(4);
     Backing& backing = *pages.backing;
-    backing.move(2 * granule, 0, granule, nullptr);  // of no compaction
+    backing.move(2 * granule, 0, granule, nullptr);  // outside a compaction
     CHECK(driver_books().events == 0);
     for (int i = 1; i <= 2; ++i) {
       driver_books().is_behind = true;
@@ -157,16 +157,16 @@ TEST_CASE("driver backing: the device's time of moves is read when it is known",
       MoveTime time = backing.move_time();
       CHECK(time.unknown_moves == 1);
       CHECK(time.ms == i - 1);
-      CHECK_FALSE(driver_books().has_pending_error);  // which the next launch would throw
+      CHECK_FALSE(driver_books().has_pending_error);  // the next launch would throw it
       driver_books().is_behind = false;
       time = backing.move_time();
       CHECK(time.unknown_moves == 0);
       CHECK(time.ms == i);
-      CHECK(driver_books().events == 2);  // the pair is used again
+      CHECK(driver_books().events == 2);  // reuses the pair
     }
     backing.begin_moves();
     backing.move(3 * granule, 0, granule, nullptr);
-    CHECK(backing.remap(2 * granule, granule, granule));  // the host's: it parts the copies
+    CHECK(backing.remap(2 * granule, granule, granule));  // done by the host, between the copies
     backing.move(3 * granule, 0, granule, nullptr);
     backing.end_moves();
     CHECK(backing.move_time().ms == 4);

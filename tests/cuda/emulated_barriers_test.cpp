@@ -1,6 +1,6 @@
-// The barriers of the kernels on the host's device: the same bits whatever threads, blocks and items come first, no
-// races, and every barrier and every wait for asynchronous loads is missed when it is left out. So are lanes that are
-// swapped in the maps of tensor cores. And bank conflicts.
+// The barriers of the kernels on the emulated device: equal bits in every order of threads, blocks and items, no races,
+// and a test that notices each missing barrier and each missing wait for asynchronous loads. So are swapped lanes in
+// the maps of tensor cores. And bank conflicts.
 
 #include <algorithm>
 #include <filesystem>
@@ -54,7 +54,7 @@ Bytes bytes_of(const std::vector<Tensor>& tensors) {
   return all;
 }
 
-/// What f makes of leaves, and their gradients.
+/// The bytes of f(leaves) and of the leaves' gradients.
 Bytes with_gradients(std::vector<Tensor> leaves, const std::function<Tensor(const std::vector<Tensor>&)>& f) {
   for (Tensor& leaf : leaves) leaf.require_grad();
   Tape tape;
@@ -82,7 +82,7 @@ Bytes attention_of(DType dtype, std::int64_t queries, std::int64_t keys, std::in
   return bytes_of({out, lse, gradients[0], gradients[1], gradients[2]});
 }
 
-/// Of 1, 63 and 86 tokens.
+/// Documents of 1, 63 and 86 tokens.
 Tensor documents() {
   std::vector<std::int32_t> numbers(150, 5);
   std::fill(numbers.begin(), numbers.begin() + 64, 3);
@@ -92,7 +92,7 @@ Tensor documents() {
 
 Bytes embedding_of() {
   std::vector<std::int64_t> ids;
-  for (std::int64_t p = 0; p < 4200; ++p) ids.push_back(p % 3 == 0 ? 3 : p * 7 % 11);  // row 3: more than a round
+  for (std::int64_t p = 0; p < 4200; ++p) ids.push_back(p % 3 == 0 ? 3 : p * 7 % 11);  // row 3: more than one round
   const Tensor places = from_host(ids, {4200}, cuda());
   return with_gradients({noise({12, 40}, 1)}, [&](const auto& x) { return embedding(x[0], places); });
 }
@@ -128,7 +128,7 @@ Bytes clipped() {
   return bytes_of(all);
 }
 
-/// Three steps of delayed scaling, whose largest values grow.
+/// Three steps of delayed scaling with growing largest values.
 Bytes delayed_scale() {
   const Tensor history = zeros({3}, DType::f32, cuda()), scale = zeros({1}, DType::f32, cuda());
   const Tensor next = zeros({1}, DType::f32, cuda()),
@@ -267,7 +267,7 @@ struct Setting {
 };
 constexpr Setting all_orders[] = {{Order::ascending, 1}, {Order::descending, 1}, {Order::random, 1}};
 
-/// What a work gives in an order, and what is found meanwhile.
+/// A work's result in one order, and the findings of that run.
 struct Result {
   Bytes bytes;
   std::vector<std::string> findings;
@@ -283,7 +283,7 @@ Result run(const Work& work, const Setting& setting, const CallSite* disabled = 
   return result;
 }
 
-/// The calls of sync() and wait() in the sources of kernels, as file:line.
+/// The calls of sync() and wait() in the kernels' sources, as file:line.
 std::set<std::string> sites_of_sources() {
   std::set<std::string> all;
   static const std::regex call(R"(\b(sync|loads\.wait)\(\))");
@@ -309,7 +309,7 @@ using namespace emulated_barriers_test;
 
 TEST_CASE("emulated: kernels have the same bits in every order, no races, and no barrier too many",
           "[cuda][emulated]") {
-  std::map<CallSite, std::vector<std::size_t>> users;  // works, by what they call
+  std::map<CallSite, std::vector<std::size_t>> users;  // works by the sites that they call
   const std::vector<Work> all = works();
   std::vector<Bytes> expected;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -330,7 +330,7 @@ TEST_CASE("emulated: kernels have the same bits in every order, no races, and no
   for (const auto& [site, indices] : users) called.insert(text_of(site));
   CHECK(called == sites_of_sources());
 
-  // Without one of them: something is found, or bits differ in some order. `thimble_tests -s` shows the list.
+  // Disabling any one of them gives a finding, or other bits in some order. `thimble_tests -s` shows the list.
   const auto why_missed = [&](const CallSite& site, const std::vector<std::size_t>& indices) -> std::string {
     for (const std::size_t i : indices) {
       for (const Setting& setting : all_orders) {
@@ -369,7 +369,7 @@ TEST_CASE("emulated: a lane that is swapped in a map of tensor cores is found", 
 }
 
 TEST_CASE("emulated: shared memory of products and attention is reached with few bank conflicts", "[cuda][emulated]") {
-  // Passes of all accesses over the fewest there could be. Rows of f32 attention lay a power of two apart once.
+  // Passes of all accesses relative to the fewest possible. Rows of f32 attention were once a power of two apart.
   struct Row {
     Work work;
     double most;

@@ -1,4 +1,4 @@
-// The device that tests/emulated makes of the host, held against kernels that are wrong in one known way each.
+// The emulated device, tested with kernels that are wrong in one known way each.
 
 #include <cmath>
 #include <functional>
@@ -18,7 +18,7 @@ using thimble::testing::as_team;
 
 namespace emulated_block_test {
 
-/// What is found in a block of 64 threads with 256 bytes of shared memory.
+/// The findings in a block of 64 threads with 256 bytes of shared memory.
 std::vector<std::string> findings(const std::function<void(Team<64>&)>& body, Turn order = Turn::descending) {
   const emulated::SettingsScope scope;
   std::vector<std::string> found;
@@ -27,7 +27,7 @@ std::vector<std::string> findings(const std::function<void(Team<64>&)>& body, Tu
   return found;
 }
 
-/// One finding that has all of these parts.
+/// The first finding has all of these parts.
 void check_found(const std::vector<std::string>& found, const std::vector<std::string>& parts) {
   REQUIRE(!found.empty());
   for (const std::string& part : parts) {
@@ -36,7 +36,7 @@ void check_found(const std::vector<std::string>& found, const std::vector<std::s
   }
 }
 
-/// Banks of one access by each lane of a warp: at(lane) in elements of T.
+/// Banks of one access per lane of a warp: at(lane) in elements of T.
 template <class T>
 BankCount banks(const std::function<int(int)>& at) {
   const emulated::SettingsScope scope;
@@ -53,7 +53,7 @@ using namespace emulated_block_test;
 
 TEST_CASE("emulated: races name the kernel, the place and both threads", "[cuda][emulated]") {
   for (const Turn order : {Turn::ascending, Turn::descending, Turn::random}) {
-    // A value of the neighbour's before it is there, and after.
+    // Reads the neighbour's value before it is written, and after.
     const auto found = findings(
         [](Team<64>& team) {
           const Shared<float> all = team.shared<float>();
@@ -75,11 +75,11 @@ TEST_CASE("emulated: races name the kernel, the place and both threads", "[cuda]
                 const Shared<float> all = team.shared<float>();
                 if (team.rank() == 0) all[0] = 2;
                 team.sync();
-                static_cast<void>(static_cast<float>(all[0]));  // by many
+                static_cast<void>(static_cast<float>(all[0]));  // read by many
                 if (team.rank() == 7) all[0] = 3;
               }),
               {"race: ", "byte 0 of shared memory", "thread 7"});
-  // Bytes of one word that belong to different threads, and one word that many read, are none.
+  // Bytes of one word with different threads, and one word with many readers, are no race.
   CHECK(findings([](Team<64>& team) {
           const Shared<std::uint8_t> all = team.shared<std::uint8_t>();
           all[team.rank()] = 1;
@@ -101,12 +101,12 @@ TEST_CASE("emulated: accesses behind shared memory are found", "[cuda][emulated]
                 if (team.rank() == 0) static_cast<void>(load_as<std::uint32_t>(team.shared<std::uint8_t>() + 2));
               }),
               {"not aligned"});
-  // What goes past the checks meets the guard.
+  // A write past the checks changes the guard.
   check_found(findings([](Team<64>& team) {
                 if (team.rank() == 0) emulated::Block::current().write(252, 4)[7] = std::byte{1};
               }),
               {"byte behind shared memory was written"});
-  // Nothing is in shared memory at first but NaN.
+  // Shared memory begins as NaN.
   CHECK(findings([](Team<64>& team) {
           CHECK(std::isnan(static_cast<float>(team.shared<float>()[team.rank()])));
         }).empty());

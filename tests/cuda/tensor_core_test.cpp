@@ -1,5 +1,5 @@
-// What the products of warps on tensor cores are made of, by the 32 lanes of a warp on the host: their shares against
-// the tables of the PTX ISA, places in shared memory, loads, and the random words of a block.
+// The building blocks of a warp's products on tensor cores, run by 32 lanes on the host: fragments against the tables
+// of the PTX ISA, addresses in shared memory, loads, and the random words of a block.
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ using namespace thimble::testing;
 
 namespace {
 
-// Element e of a share, as lane_map counts them.
+// Element e of a fragment, numbered as in lane_map.
 template <class T, std::size_t N>
 float element(const std::uint32_t (&words)[N], int e) {
   if constexpr (sizeof(T) == 4) {
@@ -32,13 +32,13 @@ float element(const std::uint32_t (&words)[N], int e) {
   }
 }
 
-// What a value becomes on its way into a product.
+// A value as an operand of a product.
 template <class T>
 float operand(float value) {
   return sizeof(T) == 4 ? to_tf32(value) : static_cast<float>(T(value));
 }
 
-// A tile of 32 rows with a small whole number everywhere: exact in any type, in sums too.
+// A tile of 32 rows of small whole numbers: exact in any type, and in sums.
 template <class T, int W>
 struct Filled {
   static constexpr int rows = 32;
@@ -86,7 +86,7 @@ TEST_CASE("tensor core: lanes' shares are those of the instruction's tables", "[
 }
 
 TEST_CASE("tensor core: ldmatrix as it is defined", "[cuda]") {
-  // Four 8 x 8 matrices, every row at a place of its own: lane L names row L % 8 of matrix L / 8.
+  // Four 8 x 8 matrices with scattered rows: lane L names row L % 8 of matrix L / 8.
   std::uint16_t memory[32][8];
   for (int row = 0; row < 32; ++row) {
     for (int i = 0; i < 8; ++i) memory[row][i] = static_cast<std::uint16_t>(1000 * row + i);
@@ -126,13 +126,13 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
     b[warp.lane] = load_right(warp, tile, 8, 16);
     c[warp.lane] = load_right_transposed(warp, tile, 16, 24);
   });
-  // The left operand of c: in TF32 it is that of a product's results.
+  // The left operand of c: in TF32 it has the layout of a product's results.
   Left<T, Order::paired> results[32];
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 8; ++e) {
       IsaPlace of_a = isa_a(lane, e), of_b = isa_b(lane, e % 4);
       CHECK(element<T>(c[lane].word, e) == x.values[16 + of_b.row][24 + of_b.column + 8 * (e / 4)]);
-      if (sizeof(T) == 4) {  // two of the instruction's blocks along the sum
+      if (sizeof(T) == 4) {  // two blocks of the instruction along the sum
         of_a = isa_tf32_a(lane, e % 4 / 2 + 2 * (e % 2)), of_a.column += 8 * (e / 4);
         of_b = isa_tf32_b(lane, e % 2), of_b.row += 8 * (e / 2 % 2);
       }
@@ -155,7 +155,7 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
   as_team<32>(0, [&](Team<32>& team) {
     auto& own = sums[team.rank()];
     clear(own);
-    for (Sums& part : own) part.value[1] = 0.5f;  // what is there is added to
+    for (Sums& part : own) part.value[1] = 0.5f;  // products are added to it
     multiply<T>(own[0], own[1], a[team.rank()], b[team.rank()]);
     multiply<T>(own[2], own[3], results[team.rank()], c[team.rank()]);
   });
@@ -173,7 +173,7 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
       }
     }
   }
-  // Results side by side as the left operand of the next product.
+  // Results next to each other are the left operand of the next product.
   for (auto& own : sums) {
     for (Sums& part : own) {
       for (float& value : part.value) value = value / 7 + 0.001f;
@@ -211,7 +211,7 @@ TEST_CASE("tensor core: the four lanes of a row combine their values", "[cuda]")
 
 namespace {
 
-// Eight rows that ldmatrix reads at once, and eight chunks that neighbouring threads write, lie in all 32 banks once.
+// Whether eight rows of one ldmatrix, or eight chunks of neighbouring threads, cover all 32 banks once.
 bool in_all_banks(const std::vector<std::ptrdiff_t>& chunks) {
   std::set<std::ptrdiff_t> banks;
   for (const std::ptrdiff_t at : chunks) {
@@ -229,7 +229,7 @@ void check_tile() {
   const auto offset = [&](int row, int column) { return static_cast<std::ptrdiff_t>(tile.at(row, column)); };
   std::set<std::ptrdiff_t> places;
   for (int row = 0; row < 64; ++row) {
-    for (int column = 0; column <= W; column += in_chunk) {  // with the chunk behind the row
+    for (int column = 0; column <= W; column += in_chunk) {  // with the chunk after the row
       CHECK(offset(row, column) % 16 == 0);
       places.insert(offset(row, column));
     }
@@ -245,7 +245,7 @@ void check_tile() {
         sources.push_back([half](int lane) { return lane_map::tf32_left_source(lane, half); });
         sources.push_back([half](int lane) { return lane_map::tf32_right_source(lane, half); });
       }
-      for (int e = 0; e < 8; ++e) {  // what ldmatrix cannot transpose: a word for each lane
+      for (int e = 0; e < 8; ++e) {  // ldmatrix cannot transpose it: a word per lane
         std::set<std::ptrdiff_t> banks;
         for (int lane = 0; lane < 32; ++lane) {
           const Place at = lane_map::right(lane, e);
@@ -264,7 +264,7 @@ void check_tile() {
       }
     }
   }
-  // Loads: every chunk once.
+  // Loads bring every chunk once.
   using Map = ChunkMap<128, chunks>;
   std::multiset<int> brought;
   for (int thread = 0; thread < 128; ++thread) {
@@ -275,7 +275,7 @@ void check_tile() {
   }
   CHECK(brought.size() == 64 * chunks);
   CHECK(std::set<int>(brought.begin(), brought.end()).size() == brought.size());
-  CHECK(Map::rows_at_once * chunks > 64);  // more than half of the threads have something to bring
+  CHECK(Map::rows_at_once * chunks > 64);  // more than half of the threads load something
 }
 
 }  // namespace
@@ -342,13 +342,13 @@ TEST_CASE("tensor core: the random words of a block are those of its elements", 
   }
 }
 
-// ---- Products in TF32 by the tables of the PTX ISA, and the rounding of their operands, on the host.
+// ---- TF32 products by the tables of the PTX ISA, and the rounding of their operands, on the host.
 
 using namespace thimble::cuda_kernels;
 using namespace thimble::testing;
 
 TEST_CASE("tensor core: words of TF32 are those of its instruction's tables", "[cuda]") {
-  // A product of one of A with one of B, wherever they are, goes to one of D.
+  // One nonzero element of A times one of B, at any place, goes to one element of D.
   for (int k = 0; k < 8; ++k) {
     std::uint32_t a[32][4] = {}, b[32][2] = {};
     const int row = (5 * k + 3) % 16, column = (3 * k + 1) % 8;
