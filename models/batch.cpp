@@ -9,7 +9,7 @@
 namespace thimble::models {
 namespace {
 
-// Sample at which micro-batch `index` begins.
+// The first sample of micro-batch `index`.
 std::int64_t begin_of(const Batch& batch, std::int64_t index, std::int64_t count) {
   const std::int64_t samples = batch.input.size(0);
   if (count < 1 || count > samples) {
@@ -37,7 +37,7 @@ std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, s
 
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count) {
   std::vector<optim::MicroBatch> parts;
-  begin_of(batch, 0, count);  // is there such a number of them?
+  begin_of(batch, 0, count);  // throws for a wrong count
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t begin = begin_of(batch, i, count), end = begin_of(batch, i + 1, count);
     optim::MicroBatch part{end - begin, static_cast<double>(end - begin)};

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kinds{"llama3", "linear", "dynamic", "yarn"};
 
-/// "default"; else the kind, factor, low, high, original length, attention factor, and 1 for pairs that are rounded.
+/// "default", or kind, factor, low, high, original length, attention factor, and 1 if pairs are rounded.
 std::string scaling_text(const std::optional<RotaryScaling>& scaling) {
   if (!scaling) return "default";
   const RotaryScaling& s = *scaling;

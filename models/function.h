@@ -1,5 +1,5 @@
 #pragma once
-// Settings of a transformer's function that the sizes of its parameters do not show.
+// Settings of a transformer that the shapes of its parameters do not show.
 
 #include <cstdint>
 #include <optional>
@@ -12,35 +12,34 @@
 
 namespace thimble::models {
 
-/// Base of rotary positions, and their stretching.
+/// Base and scaling of rotary positions.
 struct RotaryPositions {
   double theta = 10000;
   std::optional<RotaryScaling> scaling = {};
   friend bool operator==(const RotaryPositions&, const RotaryPositions&) = default;
 };
 
-/// Values that differ from the named model's own; unset: as it has them. A model's options() have all that its family
-/// has: GPT, BERT and ViT `epsilon` and `gelu`, Llama all others and `epsilon`.
+/// Changes to the named model; unset values stay the model's. options() of a model have all values of its family: GPT,
+/// BERT and ViT have `epsilon` and `gelu`, Llama all but `gelu`.
 struct ModelFunction {
   std::optional<double> epsilon = {};  ///< of norms
   std::optional<GeluForm> gelu = {};   ///< of feed-forward layers
   std::optional<RotaryPositions> rotary = {};
   std::optional<bool> is_tied = {};            ///< the head is the token embedding
   std::optional<bool> has_bias = {};           ///< of queries, keys and values
-  std::optional<std::int64_t> positions = {};  ///< of the public model's training
+  std::optional<std::int64_t> positions = {};  ///< that the public model was trained on
   friend bool operator==(const ModelFunction&, const ModelFunction&) = default;
 };
 
-/// `own`, overridden by the values that are set in `other`.
+/// `own`, with the values that `other` sets.
 ModelFunction with_function(ModelFunction own, const ModelFunction& other);
-/// Throws ValueError, naming the model `name`, for a value that is set in `function` and not in `own`: the family lacks
-/// it.
+/// Throws ValueError, naming the model `name`, if `function` sets a value that `own` and so the family lack.
 void require_function(std::string_view name, const ModelFunction& function, const ModelFunction& own);
 
-/// The values of `function` that differ from `own`, as files name them: "epsilon", "activation", "rope_theta",
+/// The values of `function` that differ from `own`, under the keys of files: "epsilon", "activation", "rope_theta",
 /// "rope_scaling", "tied", "bias", "positions".
 nn::Metadata function_texts(const ModelFunction& function, const ModelFunction& own);
-/// The values in a file's metadata, else those of `own`. Throws ValueError, naming `path` and the key, for a text that
+/// `own`, with the values in a file's metadata. Throws ValueError, naming `path` and the key, for a text that
 /// function_texts does not write.
 ModelFunction read_function(const nn::Metadata& metadata, const ModelFunction& own, const std::string& path);
 

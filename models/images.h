@@ -1,5 +1,5 @@
 #pragma once
-// The options and the batch of models over images.
+// Options and batches of models over images.
 
 #include <string_view>
 
@@ -10,11 +10,11 @@ namespace thimble::models {
 /// Small images (at most 64 pixels) enter through a 3x3 convolution of stride 1, others through one of stride 2.
 constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64; }
 
-/// Throws ValueError when an option belongs to other models (vocabulary, sequence, heads, dropout, feed_forward,
-/// shares_kernels), or the image is given and smaller than `smallest`.
+/// Throws ValueError if an option belongs to other models (vocabulary, sequence, heads, key_heads, hidden, window,
+/// dropout, feed_forward, shares_kernels), or if the given image is smaller than `smallest`.
 void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest);
 
-/// Images (N, H, W, C) in `dtype` and targets (N) i64, zeros, booked as input. Throws ValueError unless samples >= 1.
+/// Zeros booked as input: images (N, H, W, C) in `dtype`, targets (N) i64. Throws ValueError unless samples >= 1.
 Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, memory::Device device);
 
 }  // namespace thimble::models

@@ -11,19 +11,19 @@
 namespace thimble::models {
 namespace {
 
-/// The forward of a model, as far as it says what is kept.
+/// Walks through a model's forward and lists the kept tensors.
 class LoraWalk {
  public:
   LoraWalk(DType dtype, const nn::LoraOptions& lora, LoraTheory& theory)
       : dtype_(dtype), lora_(lora), theory_(theory) {}
 
-  /// What is made from here on is kept for a layer.
+  /// Books kept tensors under `path` from here on.
   void begin(const std::string& path) { theory_.layers.push_back({path, {}}); }
 
   void keep(const char* name, std::int64_t elements) { add(name, dtype_, elements, 0); }
   void keep_statistics(const char* name, std::int64_t elements) { add(name, DType::f32, elements, 0); }
 
-  /// A norm over (s, h): whether its result has a gradient is whether `x` has. `input`: the term that x is.
+  /// A norm over (s, h). Its result has a gradient if `x` has. `input` names the term of x.
   bool norm(bool x, std::int64_t s, std::int64_t h, std::int64_t statistics, const char* input) {
     if (!x) return false;
     keep_statistics("norm statistics", statistics * s);
@@ -31,7 +31,7 @@ class LoraWalk {
     return true;
   }
 
-  /// A linear layer over s positions. Returns whether its result has a gradient. `is_input_kept`: by another.
+  /// A linear layer over s positions. Returns whether its result has a gradient. `is_input_kept` already by another.
   bool linear(const std::string& name, bool x, std::int64_t s, std::int64_t in, std::int64_t out, const char* input,
               bool& is_input_kept) {
     const bool is_adapted =

@@ -2,13 +2,13 @@
 // The memory of training adapters over a frozen model (nn/lora/lora.h), in closed form, for the GPT and Llama families
 // in their fused builds. In addition to models/theory.h:
 //
-// - Parameters are those of the frozen base, with e bytes a number, or as codes for the weights of linear layers in
-//   blocks; and of each adapted layer r (in + out) numbers in f32: only these have gradients and state.
-// - Backward ends at the first adapter. Nothing before it is kept; a norm before it keeps nothing.
-// - A product whose weight is frozen keeps no input: a layer's input is kept for its adapter, if it has one, else only
-//   if another operator reads it in backward (attention, a norm, gelu, swiglu).
-// - An adapter keeps its r numbers for each position, and in 16 bits the casts of A, if its input has a gradient, and
-//   of B. With dropout it keeps the dropped input in place of its layer's input.
+// - Parameters are the frozen base, with e bytes per element or coded for the weights of linear layers in blocks, and
+//   r (in + out) elements in f32 per adapted layer. Only the latter have gradients and state.
+// - Backward ends at the first adapter. Nothing before it is kept.
+// - A product with a frozen weight keeps no input. A layer's input is kept for its adapter, or for another operator
+//   that reads it in backward (attention, a norm, gelu, swiglu).
+// - An adapter keeps r elements per position, and in 16 bits the casts of B and, if its input has a gradient, of A. Its
+//   dropped input replaces the layer's input.
 
 #include <cstdint>
 #include <optional>
@@ -32,24 +32,24 @@ struct LinearTheory {
 /// The bytes of training adapters.
 struct LoraTheory {
   std::int64_t base_elements = 0;
-  std::int64_t base_bytes = 0;     ///< of the stored frozen parameters
-  std::int64_t decoded_bytes = 0;  ///< the largest decoded weight: one exists at a time
+  std::int64_t base_bytes = 0;     ///< of the frozen parameters as stored
+  std::int64_t decoded_bytes = 0;  ///< of the largest decoded weight: one exists at a time
   std::int64_t adapter_elements = 0;
-  std::vector<LinearTheory> linears;  ///< inside of blocks, in the order of construction
+  std::vector<LinearTheory> linears;  ///< inside blocks, in the order of construction
   std::vector<LayerTheory> layers;
   std::vector<Term> outside;
 
   std::int64_t adapter_bytes() const noexcept { return 4 * adapter_elements; }
   std::int64_t gradient_bytes() const noexcept { return adapter_bytes(); }
-  /// With so many moments in f32: 2 for Adam.
+  /// With `moments` in f32: 2 for Adam.
   std::int64_t optimizer_bytes(std::int64_t moments) const noexcept { return moments * adapter_bytes(); }
-  /// Of a category, that backward needs with a batch of so many samples.
+  /// Bytes of a category that backward needs with `batch` samples.
   std::int64_t kept_bytes(Category category, std::int64_t batch) const;
 };
 
-/// Of a named model, all of whose numbers are of `dtype` (f32, f16, bf16). Throws ValueError for another family, the
-/// textbook build, a chunked head, feed-forward layers in tiles, other dtypes, and a target that matches no linear
-/// layer in a block.
+/// The theory of a named model with everything in `dtype` (f32, f16, bf16). Throws ValueError for another family, the
+/// textbook build, a chunked head, tiled feed-forward layers, other dtypes, and a target that matches no linear layer
+/// in a block.
 LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType dtype, const nn::LoraOptions& lora,
                        std::optional<WeightCode> code = {});
 

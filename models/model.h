@@ -1,5 +1,5 @@
 #pragma once
-// The interface of every reference model, and the list of them by name.
+// The interface of the reference models, and their list by name.
 
 #include <cstdint>
 #include <memory>
@@ -15,44 +15,44 @@
 
 namespace thimble::models {
 
-/// One batch: images (N, H, W, C) in the model's dtype, or token ids (N, T) i64; targets are class indices (N), or next
-/// tokens (N, T), or the tokens that the input hides and -100 elsewhere (N, T), i64.
+/// Images (N, H, W, C) in the model's dtype, or token ids (N, T) i64. Targets, i64, are class indices (N), next tokens
+/// (N, T), or the tokens that the input hides and -100 elsewhere (N, T).
 struct Batch {
   Tensor input, target;
-  /// The number of each sample's targets that count, known on the host; empty: equal for all.
+  /// Each sample's number of targets that count, on the host; empty if all are equal.
   std::vector<std::int64_t> counts = {};
-  /// AttentionOptions::mask for a model over tokens. Undefined: none. Numbers of documents (N, T), or a mask of four
-  /// axes whose first one is the samples or 1, are cut with them.
+  /// AttentionOptions::mask for a model over tokens, or undefined. Micro-batches slice document numbers (N, T), and
+  /// masks of four axes if the first one has the samples and not 1.
   Tensor mask = {};
 };
 
-/// Samples [begin, end) of a batch: views.
+/// Samples [begin, end) of a batch, as views.
 Batch slice_samples(const Batch& batch, std::int64_t begin, std::int64_t end);
 
-/// The number of targets that count (are not `ignored`) in each of `samples` equal parts of a batch's targets, on the
-/// host. Throws ShapeError when the samples do not divide the targets.
+/// For each of `samples` samples, the number of targets that count (are not `ignored`). Throws ShapeError unless the
+/// samples divide the targets.
 std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, std::int64_t samples,
                                         std::int64_t ignored = -100);
 
-/// The `count` micro-batches of a batch, in order, as a step weighs them (optim/accumulate.h): by the targets that
-/// count. If `count` does not divide the samples, sizes differ by one. Throws ValueError unless 1 <= count <= samples.
+/// The `count` micro-batches of a batch, in order, weighted by the targets that count (optim/accumulate.h). If `count`
+/// does not divide the samples, sizes differ by one. Throws ValueError unless 1 <= count <= samples.
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count);
-/// Number `index` of them, as views; the batch itself when count is 1.
+/// Micro-batch `index`, as views; the batch itself if count is 1.
 Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count);
 
-/// fused: the cheapest form of every operator. textbook: the plain form, as the literature counts its bytes.
+/// fused: the cheapest form of every operator. textbook: the plain form, whose bytes the literature counts.
 enum class Build : std::uint8_t { fused, textbook };
 
-/// How a model over tokens makes its loss. full: logits (N T, V), then their cross-entropy. chunked: rows in chunks,
-/// never all logits (core/ops/matmul/chunked.h); the same loss, gradients summed in another order.
+/// How a model over tokens computes its loss. full: logits (N T, V), then their cross-entropy. chunked: some rows at a
+/// time, never all logits (core/ops/matmul/chunked.h); an equal loss, gradients summed in another order.
 enum class Head : std::uint8_t { full, chunked };
 
-/// How a transformer runs its feed-forward layers. full: their inner activations (N T f) are kept for backward. tiled:
-/// rows in tiles, whose inner results backward recomputes (core/ops/matmul/chunked.h); the same forward, gradients of
+/// How a transformer runs its feed-forward layers. full: keeps their inner activations (N T f) for backward. tiled:
+/// rows in tiles, whose inner results backward recomputes (core/ops/matmul/chunked.h); an equal forward, gradients of
 /// weights summed in another order.
 enum class FeedForward : std::uint8_t { full, tiled };
 
-/// Sizes that differ from the named model's; 0 or negative: the model's.
+/// Changes to the named model; sizes that are 0 or negative stay the model's.
 struct ModelOptions {
   std::int64_t image = 0;     ///< height and width of images
   std::int64_t channels = 0;  ///< of images
@@ -60,17 +60,17 @@ struct ModelOptions {
   std::int64_t vocabulary = 0;
   std::int64_t sequence = 0;
   std::int64_t layers = 0, heads = 0, width = 0;
-  std::int64_t key_heads = 0;  ///< heads of keys and values, of models with grouped queries
-  std::int64_t hidden = 0;     ///< width inside of a gated feed-forward layer
-  std::int64_t window = 0;     ///< models over tokens: each sees only those less than this away; 0: all
+  std::int64_t key_heads = 0;  ///< heads of keys and values, with grouped queries
+  std::int64_t hidden = 0;     ///< width inside a gated feed-forward layer
+  std::int64_t window = 0;     ///< models over tokens: attention sees tokens less than this away; 0 sees all
   double dropout = -1;
-  ModelFunction function = {};  ///< of transformers: values that differ from the named model's
-  bool shares_kernels = true;   ///< sharedconv: false builds its plain twin, whose kernels are not shared
+  ModelFunction function = {};  ///< of transformers
+  bool shares_kernels = true;   ///< sharedconv: false builds its plain twin, with separate kernels
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
-  dist::Team team = {};                          ///< the shards of blocks: nn/parallel/shards.h
-  dist::StagePlace stage = {};                   ///< the model's stage of a pipeline; one stage: the whole model
+  dist::Team team = {};                          ///< the shards of blocks (nn/parallel/shards.h)
+  dist::StagePlace stage = {};                   ///< the stage of a pipeline; by default the whole model
 };
 
 class Model : public nn::Module {
@@ -79,35 +79,35 @@ class Model : public nn::Module {
   virtual Tensor forward(const Tensor& input) = 0;
   /// Mean cross-entropy, one element.
   virtual Tensor loss(const Batch& batch);
-  /// A batch of the right shapes and dtypes on `device`, booked as input, with zeros in it: for dry runs and timing.
+  /// A batch of zeros in the right shapes and dtypes on `device`, booked as input, for dry runs and timing.
   virtual Batch empty_batch(std::int64_t samples, memory::Device device) const = 0;
-  /// True for models over token ids.
+  /// Whether it is over token ids.
   virtual bool is_text() const noexcept = 0;
-  /// True for models over token ids that predict hidden tokens instead of the next one.
+  /// Whether it predicts hidden tokens instead of the next one.
   virtual bool is_masked() const noexcept { return false; }
-  /// The prefix of the names of all hidden layers: the rest are embeddings and the head. Empty: every matrix but the
-  /// last is of a hidden layer.
+  /// The prefix of hidden layers' names; the rest are embeddings and the head. If empty, every matrix but the last
+  /// belongs to a hidden layer.
   virtual std::string_view hidden_layers() const noexcept { return {}; }
-  /// Whether it is a chain of blocks, which ModelOptions::stage cuts. A stage has some of them; the first one also has
-  /// the layers before them and the last one those behind. Its forward() and loss() read the output of the stage before
-  /// in place of a batch's input; both return the input of the next one, those of the last stage scores and the loss.
+  /// Whether it is a chain of blocks, which ModelOptions::stage cuts into stages. The first stage also has the layers
+  /// before the blocks, and the last the layers after them. forward() and loss() of a stage read the previous stage's
+  /// output in place of a batch's input, and return the next stage's input; in the last stage scores and the loss.
   virtual bool has_stages() const noexcept { return false; }
-  /// Parameters of the first stage that the last one has, too, as separate tensors: their gradients are summed
+  /// Parameters that both the first and the last stage have, as separate tensors: the gradients of each are summed
   /// separately. Empty if the stage has none, or is the whole model.
   struct SharedByStages {
     std::vector<Tensor> first, last;
   };
   virtual SharedByStages shared_by_stages() { return {}; }
-  /// Whether the first and the last stage share parameters, so that one stage and several give different bits.
+  /// Whether the first and the last stage share parameters; then several stages give other bits than one.
   virtual bool is_tied() const noexcept { return false; }
-  /// Its pieces of the chain, in order: a stage in chunks has several (models/pieces.h), every other model is one.
+  /// Its pieces of the chain, in order: several for a stage in chunks (models/pieces.h), else itself.
   virtual std::vector<Model*> pieces() { return {this}; }
-  /// From now on every block runs under checkpoint(): it keeps only its input. The results have the same bits. Throws
-  /// ValueError if the model has no such blocks.
+  /// From now on every block runs under checkpoint() and keeps only its input. All bits stay the same. Throws
+  /// ValueError for a model without blocks.
   virtual void recompute_blocks(bool is_on = true);
-  /// Whether tensors between its sharded layers can be sharded, too (dist::Team::cuts_sequence).
+  /// Whether tensors between sharded layers can be sharded, too (dist::Team::cuts_sequence).
   virtual bool can_cut_sequence() const noexcept { return false; }
-  /// The sizes the model was built with, none of them left open.
+  /// The sizes that the model was built with, all filled in.
   const ModelOptions& options() const noexcept { return options_; }
 
  protected:
@@ -121,8 +121,8 @@ struct ModelInfo {
   std::int64_t parameters;
 };
 
-/// Builds a model under the path of its family ("gpt", "bert", "resnet", "mlp", ...). Throws ValueError: unknown name
-/// (the message lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
+/// Builds a model under the path of its family ("gpt", "bert", "resnet", "mlp", ...). Throws ValueError for an unknown
+/// name (the message lists all), and for sizes that do not fit: heads that do not divide the width, too small an image.
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
                                   const nn::TensorOptions& on = {});
 
@@ -130,11 +130,11 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
 /// for an unknown name.
 std::string_view model_family(std::string_view name);
 
-/// Complete options of the model: for a name of the token families or ViT its sizes and its function, else `options`.
-/// Builds nothing. Throws as make_model does.
+/// `options` with the sizes and the function of a named transformer filled in; for other models unchanged. Builds
+/// nothing. Throws as make_model does.
 ModelOptions complete_options(std::string_view name, const ModelOptions& options = {});
 
-/// All models with their default sizes; parameters are counted on a dry device.
+/// All models with their default sizes, built on a dry device.
 std::vector<ModelInfo> model_list();
 
 }  // namespace thimble::models

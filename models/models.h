@@ -1,5 +1,5 @@
 #pragma once
-// Named models: for programs that plan and train the models of the library; include it beside thimble.h.
+// For programs that plan and train the library's named models; include it with thimble.h.
 
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/generation/generating.h>

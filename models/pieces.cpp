@@ -35,7 +35,7 @@ std::string_view Pieces::hidden_layers() const noexcept { return pieces_.front()
 bool Pieces::is_tied() const noexcept { return pieces_.front()->is_tied(); }
 bool Pieces::can_cut_sequence() const noexcept { return pieces_.front()->can_cut_sequence(); }
 
-// The first piece and the last one are on two ranks.
+// The first piece and the last are on two ranks.
 Model::SharedByStages Pieces::shared_by_stages() {
   SharedByStages shared = pieces_.front()->shared_by_stages();
   return shared.first.empty() ? pieces_.back()->shared_by_stages() : shared;

@@ -1,13 +1,12 @@
 #pragma once
-// A stage of a pipeline that has several pieces of a chain, its chunks (Narayanan et al. 2021, arXiv:2104.04473).
+// A pipeline stage that has several pieces of the chain, its chunks (Narayanan et al. 2021, arXiv:2104.04473).
 //
 //   pieces of the chain   0 1 2 3 4 5      two ranks, three chunks
 //   rank 0                0   2   4        Pieces of rank 0: pieces 0, 2 and 4
 //   rank 1                  1   3   5
 //
-// Each piece is a stage like any other (ModelOptions::stage), and runs by itself. All together are one module, with the
-// names that parameters and buffers have in the whole model, in its order: so optimizers, ranks and files treat it as
-// one stage.
+// Each piece is a stage like any other (ModelOptions::stage), and runs by itself. Together they are one module, with
+// the names and the order of the whole model, so optimizers, ranks and files treat it as one stage.
 
 #include <memory>
 #include <string_view>
@@ -19,10 +18,10 @@ namespace thimble::models {
 
 class Pieces final : public Model {
  public:
-  /// `pieces`, at least one, are of one model, in the order of its chain. The options are those of the first.
+  /// `pieces`, at least one, belong to one model, in the order of its chain. Takes the first piece's options.
   explicit Pieces(std::vector<std::unique_ptr<Model>> pieces);
 
-  /// Throw PlanError: the layers between the pieces are on other ranks, so each runs by itself.
+  /// Throw PlanError, because the layers between the pieces are on other ranks: run each piece by itself.
   Tensor forward(const Tensor& input) override;
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, memory::Device device) const override;

@@ -1,4 +1,4 @@
-// The models by name, each with its theory. A new model is a row of the list.
+// The models by name, each with its theory. A new model is a new row.
 
 #include <algorithm>
 #include <array>
@@ -102,7 +102,7 @@ void Model::recompute_blocks(bool is_on) {
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   std::unique_ptr<Model> model = row_of(name).make(name, options, on);
-  if (options.function != ModelFunction{}) complete_options(name, options);  // throws where the family has none
+  if (options.function != ModelFunction{}) complete_options(name, options);  // throws if the family lacks a value
   if (options.stage.count > 1 && !model->has_stages()) {
     throw ValueError("`pp`: " + std::string(name) + " is no chain of blocks; expected 1, got " +
                      std::to_string(options.stage.count));
@@ -121,7 +121,7 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
 }
 
 Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
-  if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws where it cannot be
+  if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws if it cannot be sharded
   ModelOptions sizes = options;
   if (options.team.has_whole_layers) sizes.team = {};
   Theory theory = row_of(name).theory(name, sizes, precision);
@@ -155,7 +155,7 @@ ModelOptions complete_options(std::string_view name, const ModelOptions& options
 }
 
 std::vector<ModelInfo> model_list() {
-  RandomGenerator unused;  // initial values are not drawn from the caller's generator
+  RandomGenerator unused;  // keeps the caller's generator as it is
   const GeneratorScope scope(unused);
   std::vector<ModelInfo> list;
   for (const Row& row : rows) {

@@ -10,14 +10,14 @@ namespace {
 
 std::int64_t size(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
 
-// The dtype of statistics and moments beside numbers of `dtype`.
+// The dtype of statistics and moments of values in `dtype`.
 DType statistic_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 void require_moments(std::int64_t moments) {
   if (moments < 0) throw ValueError("theory: " + std::to_string(moments) + " moments of the optimizer; at least 0");
 }
 
-// The state whose moments take moment_bytes(p) of every parameter.
+// The state with moment_bytes(p) bytes of moments for each parameter.
 ModelState state_of(const Theory& theory, const std::function<std::int64_t(const ParameterTheory&)>& moment_bytes) {
   ModelState state;
   state.buffers = theory.buffers;
@@ -32,9 +32,9 @@ ModelState state_of(const Theory& theory, const std::function<std::int64_t(const
   return state;
 }
 
-// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters, so in a
-// multiple of 16 places (8 where there are no more), in which a line takes whole groups of 4 numbers (8); a scale for
-// each filter; and for each of the 16 places the bias (i32) and the factor from sums to results (f32).
+// Bytes of `filters` filters in 8 bits, each of `lines` lines. Codes are in panels of 64, 32 or 16 filters, so in a
+// multiple of 16 places (8 for at most 8 filters), with lines padded to 4 codes (8). Each filter has a scale; each of
+// the 16 k places a bias (i32) and the factor from sums to results (f32).
 std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t line_elements) {
   constexpr std::int64_t narrow = 8;
   const std::int64_t places = round_up(filters, 16);

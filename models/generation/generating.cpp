@@ -40,7 +40,7 @@ class Writer {
   Decoder& model() noexcept { return *model_; }
   nn::KvCache& cache() noexcept { return generation_->cache(); }
 
-  /// The prompt, and the first token.
+  /// Reads the prompt, and draws the first token.
   std::vector<std::int64_t> begin(const std::vector<std::int64_t>& prompt) {
     generation_->read_all(prompt);
     return generation_->draw();
@@ -91,7 +91,7 @@ class DryGeneration final : public nn::TrainingRun {
 
 std::string dtype_text(const GenerationPlan& plan) { return std::string(to_string(plan.cache.dtype)); }
 
-/// Whether the shape's plan, if there is one, keeps the budget; its bytes.
+/// The bytes of the shape's plan; nullopt if there is no such plan.
 std::optional<std::size_t> bytes_in(const GenerationShape& shape, memory::Device device) {
   try {
     return plan_generation(shape, device).peak_bytes;
@@ -102,7 +102,7 @@ std::optional<std::size_t> bytes_in(const GenerationShape& shape, memory::Device
   }
 }
 
-/// The largest value in [1, most] whose plan keeps the budget; 0: none. Bytes do not fall as the value grows.
+/// The largest value in [least, most] whose plan fits the budget, or 0. Bytes do not fall as the value grows.
 template <class Set>
 std::int64_t largest(const GenerationShape& shape, memory::Device device, std::size_t budget, std::int64_t least,
                      std::int64_t most, Set&& set) {
@@ -121,7 +121,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Weights into a model of the shape.
 void load(const PreparedGeneration& prepared, Decoder& model) {
   const GenerateOptions& o = prepared.options;
   nn::LoadOptions load;
@@ -129,7 +128,7 @@ void load(const PreparedGeneration& prepared, Decoder& model) {
   nn::load_weights(model, o.checkpoint.empty() ? o.weights : o.checkpoint, load);
 }
 
-/// Sizes and function of the shape are those of the file.
+/// Takes the shape's sizes and function from the file.
 void follow_model(GenerationShape& shape, const WeightFacts& facts) {
   Setup& setup = shape.setup;
   if (const std::string name = facts.text("model"); !name.empty() && name != setup.model) {
@@ -331,7 +330,7 @@ GenerateReport generate(const PreparedGeneration& prepared, const TokenObserver&
     }
     report.seconds = seconds_since(start);
     report.is_shorter = steps < o.shape.tokens;
-    std::size_t written = 0;  // without the first tokens
+    std::size_t written = 0;  // after the first of each
     for (const auto& each : report.tokens) written += each.empty() ? 0 : each.size() - 1;
     if (written > 0) report.tokens_per_second = static_cast<double>(written) / report.seconds;
   }

@@ -13,7 +13,7 @@ namespace {
 
 using nn::JsonKeys;
 
-/// Of every family: names, tokens, what a class of transformers does around its model, how text is generated.
+/// For every family: names, tokens, training and generation around the model.
 constexpr std::string_view common_keys =
     "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures "
     "attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward "
@@ -28,7 +28,7 @@ constexpr std::string_view common_keys =
 constexpr std::string_view gpt_keys =
     "n_ctx n_special predict_special_tokens reorder_and_upcast_attn summary_activation summary_first_dropout "
     "summary_proj_to_labels summary_type summary_use_proj";
-/// `sliding_window` and `max_window_layers` are read where the type has windows.
+/// `sliding_window` and `max_window_layers` are read if the type has windows.
 constexpr std::string_view llama_keys =
     "is_llama_config max_window_layers pretraining_tp sliding_window transformers.js_config";
 constexpr std::string_view bert_keys =
@@ -49,7 +49,7 @@ std::vector<std::string_view> with_common(std::string_view own) {
 
 constexpr double least_epsilon = 1e-30, most_epsilon = 1, most_rate = 0.999;
 
-/// A size under one of two names, which may both be there with one value.
+/// A size under either of two names; if both exist, they must agree.
 std::int64_t aliased_size(const JsonKeys& keys, const char* name, const char* other, std::int64_t otherwise) {
   const auto of_other = keys.size_if_there(other);
   const std::int64_t size = keys.size(name, of_other.value_or(otherwise));
@@ -64,7 +64,7 @@ GeluForm activation(const JsonKeys& keys, const char* key, GeluForm otherwise) {
   return found < of_tanh ? GeluForm::erf : GeluForm::tanh;
 }
 
-/// Rates of dropout in several places, which the models here have as one.
+/// Rates of dropout in several places; the models here have one rate.
 void read_dropout(const JsonKeys& keys, std::span<const char* const> places, double otherwise, ModelConfig& config) {
   std::string all;
   for (const char* const place : places) {
@@ -129,7 +129,7 @@ ModelConfig read_bert(const JsonKeys& keys) {
   return config;
 }
 
-/// A number, or one for each of two axes.
+/// A number, or an equal one for each of two axes.
 std::int64_t side(const JsonKeys& keys, const char* key, std::int64_t otherwise) {
   if (!keys.has(key)) return otherwise;
   const std::vector<std::int64_t> sides = keys.sizes(key);
@@ -168,7 +168,7 @@ ModelConfig read_vit(const JsonKeys& keys) {
   return config;
 }
 
-/// The window that all layers have; 0: none has one.
+/// The window of all layers, or 0.
 std::int64_t read_window(const JsonKeys& keys, std::string_view type, std::int64_t layers) {
   constexpr std::int64_t usual = 4096;
   std::int64_t window = 0;
@@ -191,7 +191,7 @@ std::int64_t read_window(const JsonKeys& keys, std::string_view type, std::int64
   std::size_t slide = 0, full = 0;
   for (const std::string& kind : kinds)
     slide += kind == "sliding_attention" ? 1 : 0, full += kind == "full_attention" ? 1 : 0;
-  // Qwen's decide; the other types do not read them, so they may say only what is computed anyway.
+  // Qwen reads layer_types; other types do not, so there they must agree with the window.
   if (type == "qwen2" && full == kinds.size()) return 0;
   if (slide == kinds.size() && window > 0) return window;
   if (full == kinds.size() && window == 0) return 0;
@@ -274,7 +274,7 @@ ModelConfig read_model_config(const std::string& path, std::string_view family) 
   for (const Reader& reader : readers) {
     if (reader.family != family) continue;
     const std::string type = keys.text("model_type", "");
-    // Files of the first years have no type.
+    // Early files have no type.
     const bool may_lack_type = family != "llama" && !keys.has("model_type");
     if (!may_lack_type && family_of_type(type) != family) keys.refuse("model_type", std::string(reader.types));
     if (keys.has("quantization_config")) keys.refuse("quantization_config", "weights that are not quantized");
@@ -299,7 +299,7 @@ std::optional<double> theta_of(const JsonKeys& keys) {
   return keys.number("rope_theta", least_theta, most_theta);
 }
 
-/// Which of `position_kinds`; older files name it `type`.
+/// An index into `position_kinds`; older files have the key `type`.
 std::size_t kind_of(const JsonKeys& rope) {
   const std::size_t older = rope.choice("type", position_kinds, 0),
                     kind = rope.choice("rope_type", position_kinds, older);
@@ -312,7 +312,7 @@ void require_whole(const JsonKeys& keys) {
   if (keys.number("partial_rotary_factor", 1, 0, 1) != 1) keys.refuse("partial_rotary_factor", "1");
 }
 
-/// sines and cosines of yarn are multiplied by it, where the file does not name the number itself.
+/// The factor of yarn's sines and cosines: the file's, or computed from `factor` and its mscale keys.
 double attention_factor(const JsonKeys& rope, double factor) {
   const auto scale = [](double by, double times) { return by <= 1 ? 1 : 0.1 * times * std::log(by) + 1; };
   const double most = 1e6;
@@ -351,7 +351,7 @@ std::optional<RotaryScaling> scaling_of(const JsonKeys& keys, const JsonKeys& ro
     scaling.kind = RotaryKind::yarn;
     const auto turns = [&](const char* key, double otherwise) {
       const double value = rope.number(key, otherwise, 0, most_factor);
-      return value == 0 ? otherwise : value;  // as transformers has it
+      return value == 0 ? otherwise : value;  // as in transformers
     };
     scaling.low = turns("beta_slow", 1), scaling.high = turns("beta_fast", 32);
     if (scaling.high <= scaling.low) rope.refuse("beta_fast", "a number above beta_slow, " + format_real(scaling.low));

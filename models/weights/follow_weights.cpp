@@ -17,9 +17,9 @@
 namespace thimble::models {
 namespace {
 
-constexpr std::string_view gpt_prefix = "transformer.";  // of GPT-2's public files
+constexpr std::string_view gpt_prefix = "transformer.";  // in GPT-2's public files
 
-/// The config.json of a folder, or of a file in it that is named as the hub names weights; empty: there is none.
+/// The config.json in a folder, or next to a file named as the hub names weights; or empty.
 std::string config_beside(const std::string& path) {
   std::error_code unknown;
   std::filesystem::path folder(path);
@@ -73,11 +73,11 @@ namespace {
 
 using Size = std::int64_t ModelOptions::*;
 
-/// A size that the shape of a tensor tells, which files have under one of these names.
+/// A size and the tensor that shows it, under one of `names`.
 struct ShapeOfSize {
   std::string_view family;
   Size size;
-  int axis;  // in a file of weights; a checkpoint's filters have their channels last
+  int axis;  // in a file of weights; filters in a checkpoint have channels last
   std::vector<std::string_view> names;
 };
 const std::vector<ShapeOfSize>& shapes_of_sizes() {
@@ -108,7 +108,7 @@ const std::vector<ShapeOfSize>& shapes_of_sizes() {
   return rows;
 }
 
-/// What stands before and behind a layer's number in the name of one of its tensors.
+/// A tensor's name before and after the layer's number.
 struct LayerName {
   std::string_view family, before, after;
 };
@@ -119,7 +119,7 @@ constexpr LayerName layer_names[] = {{"gpt", "h.", ".ln_1.weight"},
                                      {"vit", "encoder.layers.encoder_layer_", ".ln_1.weight"},
                                      {"vit", "vit.encoder.layer.", ".layernorm_before.weight"}};
 
-/// How sizes are called in errors, and in the config.json of each family.
+/// Names of sizes in errors, and in the config.json of each family.
 struct SizeName {
   Size size;
   const char *option, *gpt_key, *key;
@@ -175,7 +175,7 @@ std::int64_t whole_number(const WeightFacts& facts, const std::string& key) {
   return value;
 }
 
-/// Throws where what is asked for is not what the file has.
+/// Throws ValueError if the requested value is not the file's.
 void require_same(const char* option, std::int64_t asked, std::int64_t own, const std::string& where) {
   if (asked == own) return;
   throw ValueError(std::string(option) + ": expected " + std::to_string(own) + ", as " + where + " has it, got " +
@@ -190,7 +190,7 @@ void require_same_function(std::string_view name, const ModelFunction& asked, co
                    other.begin()->first + ", " + other.begin()->second);
 }
 
-/// The sizes in a config.json are those of the tensors beside it, before anything of them is built.
+/// Throws ValueError unless the sizes in a config.json match the tensors. Runs before anything is built.
 void require_shapes(const ModelConfig& config, const WeightFacts& facts, std::string_view family) {
   const auto key_of = [&](const SizeName& name) { return std::string(family == "gpt" ? name.gpt_key : name.key); };
   const auto require = [&](Size size, std::int64_t of_tensors) {
@@ -210,7 +210,7 @@ void require_shapes(const ModelConfig& config, const WeightFacts& facts, std::st
   require(&ModelOptions::layers, count_layers(facts, family));
 }
 
-/// The number of heads of keys, whose rows together are `rows`; 0: it cannot be told.
+/// The number of key heads, from the rows of k_proj; 0 if unknown.
 std::int64_t key_heads(const WeightFacts& facts, const ModelOptions& sizes, std::int64_t usual_heads) {
   const auto found = facts.shapes.find("model.layers.0.self_attn.k_proj.weight");
   const std::int64_t heads = sizes.heads > 0 ? sizes.heads : usual_heads;
@@ -222,7 +222,7 @@ void set_open(std::int64_t& size, std::int64_t value) {
   if (size == 0) size = value;
 }
 
-/// Sizes by the tensors' shapes.
+/// Takes sizes from the tensors' shapes.
 void follow_shapes(std::string_view name, ModelOptions& sizes, const WeightFacts& facts) {
   const std::string_view family = model_family(name);
   const auto follow = [&](Size size, std::int64_t own) {
@@ -243,7 +243,7 @@ void follow_shapes(std::string_view name, ModelOptions& sizes, const WeightFacts
   if (family == "llama") follow(&ModelOptions::key_heads, key_heads(facts, sizes, complete_options(name).heads));
 }
 
-/// The function of a file of ours, by its metadata.
+/// The function in Thimble's metadata.
 ModelFunction own_function(std::string_view name, const WeightFacts& facts) {
   const std::string saved = facts.text("model");
   const ModelFunction usual = complete_options(saved.empty() ? name : std::string_view(saved)).function;

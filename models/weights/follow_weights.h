@@ -1,5 +1,5 @@
 #pragma once
-// What a file of weights, a folder of the hub or a checkpoint tells of its model besides the numbers.
+// The facts about its model in a file of weights, a Hugging Face folder or a checkpoint.
 
 #include <map>
 #include <memory>
@@ -12,48 +12,48 @@
 
 namespace thimble::models {
 
-/// Before the names of a model's tensors in a checkpoint.
+/// Prefix of the names of a model's tensors in a checkpoint.
 inline constexpr const char* checkpoint_prefix = "model.";
 
 struct WeightFacts {
   std::string path;
   nn::Metadata metadata;
-  std::map<std::string, Shape> shapes;  ///< by the file's names, without `transformer.`
-  std::string config = {};              ///< the config.json that is beside the weights; empty: none
+  std::map<std::string, Shape> shapes;  ///< by the names in the file, without `transformer.`
+  std::string config = {};              ///< path of the config.json next to the weights, if there is one
   bool is_checkpoint = false;
   std::uint64_t bytes = 0;  ///< of all tensors
 
-  /// The metadata's text under a key; empty: there is none.
+  /// The metadata's text under a key, or empty.
   std::string text(const std::string& key) const;
 };
 
-/// Reads only headers. The weights' config.json is that of the folder, also where `path` is one of the hub's files in
-/// it (nn/files/weights.h). Throws FileError, also for a file that is no checkpoint where it is to be one, and
-/// ValueError for a checkpoint where it is to be none.
+/// Reads only headers. `path` may be a folder or one of the hub's files in it (nn/files/weights.h); both find the
+/// folder's config.json. Throws FileError, also if `is_checkpoint` and the file is none, and ValueError for a
+/// checkpoint without `is_checkpoint`.
 WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint = false);
 
-// ---- A model as the file says that its weights are read from: what stands beside weights is read, whoever reads them.
+// ---- Sizes and function from the file that the weights are read from.
 
-/// What the weights are for. Models that write have no dropout, and positions for all that theirs can have.
+/// Models that write have no dropout, and all positions that the file allows.
 enum class WeightUse : std::uint8_t { training, writing };
 
-/// Fills in the sizes and the function that `sizes`, of the model `name`, leaves open: by the config.json beside the
-/// weights, else by the metadata of a file of ours and the tensors' shapes. `dropout` that is open becomes the
-/// config.json's. Builds nothing. Throws ValueError, naming both values, where `sizes` has another one than the file,
-/// where a config.json and the tensors beside it differ in size or in number of layers, and for a file of another
-/// model's; as read_model_config does.
+/// Fills in the sizes and the function that `sizes`, of the model `name`, leaves open: from the config.json next to the
+/// weights, else from Thimble's metadata and the tensors' shapes. Takes `dropout`, if open, from the config.json.
+/// Builds nothing. Throws ValueError, naming both values, if `sizes` contradicts config.json or metadata, if
+/// config.json and tensors differ in sizes or number of layers, and for a file of another family; and as
+/// read_model_config does.
 void follow_weights(std::string_view name, ModelOptions& sizes, const WeightFacts& facts, WeightUse use);
 
-/// The same for a run that goes on from a checkpoint, for which only what is open is filled in: whether the rest agrees
-/// is asked where the checkpoint is read.
+/// Fills in the sizes and the function that `sizes` leaves open from a checkpoint of the same model. Throws ValueError
+/// for sizes that contradict the tensors' shapes, except for sizes of the data; check_resume compares the rest.
 void follow_checkpoint(std::string_view name, ModelOptions& sizes, const WeightFacts& facts);
 
-/// What a file of a model with these options says of it beside its tensors: "heads", "window", and its function where
-/// it is not that of `name` (function_texts).
+/// The metadata of a model with these options: "heads", "window", and its function if it differs from `name`'s
+/// (function_texts). Empty unless it is a transformer.
 nn::Metadata function_metadata(std::string_view name, const ModelOptions& complete);
 
-/// The model `name` with the sizes and the function of a folder of the hub, a file, or an index, and its weights, which
-/// are converted to the placement's dtypes; on a dry device they are only checked. Throws as follow_weights and
+/// The model `name` with the sizes, the function and the weights of a Hugging Face folder, a file, or an index.
+/// Converts the weights to the dtypes of `on`; on a dry device only checks them. Throws as follow_weights and
 /// nn::load_weights do.
 std::unique_ptr<Model> load_model(std::string_view name, const std::string& path, const nn::TensorOptions& on = {},
                                   ModelOptions options = {});
