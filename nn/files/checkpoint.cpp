@@ -23,7 +23,7 @@ std::vector<FileTensor> model_tensors(const Module& module, const CutParameters&
   return list;
 }
 
-/// The tensors that a checkpoint of these has.
+/// The tensors of a checkpoint.
 class Contents {
  public:
   explicit Contents(const CheckpointParts& parts) : parts_(parts) {
@@ -47,7 +47,7 @@ class Contents {
     if (parts_.optimizers.size() > 1) t.whole.name.insert(kind.size(), std::to_string(i) + ".");
     return t;
   }
-  /// Shapes and dtypes of the state, here or away.
+  /// Shapes and dtypes of the state, offloaded or not.
   std::vector<NamedTensor> state_outline() const {
     std::vector<FileTensor> list;
     for (std::size_t i = 0; i < parts_.optimizers.size(); ++i) {
@@ -62,7 +62,7 @@ class Contents {
       });
     }
   }
-  /// What is not whole here comes together, parameter by parameter.
+  /// Assembles sharded tensors, parameter by parameter.
   void assemble(FunctionRef<void(const NamedTensor&)> append) const {
     Assembly assembly(append);
     for (const FileTensor& t : model_) {
@@ -79,7 +79,7 @@ class Contents {
   std::vector<FileTensor> model_;
 };
 
-/// The only module and the only optimizer. What is const here is only read: saving and visiting change neither.
+/// A single module and optimizer. Casting const away is safe: saving and visiting change neither.
 CheckpointParts parts_of(const Module& module, const optim::Optimizer& optimizer) {
   return {{const_cast<Module*>(&module)}, {const_cast<optim::Optimizer*>(&optimizer)}};
 }
@@ -94,11 +94,11 @@ CheckpointInfo info_of(const CheckpointParts& parts, const RandomGenerator& gene
   return info;
 }
 
-/// The part of a tensor of the file that is this tensor.
+/// The range of a file's tensor that `part` covers.
 SafetensorsEntry part_of(const SafetensorsEntry& whole, const Named& part) {
   const std::size_t size = size_of(whole.dtype);
   SafetensorsEntry entry = whole;
-  entry.crc32c.reset();  // check() has seen to it
+  entry.crc32c.reset();  // check() has verified it
   entry.shape.assign(part.tensor.shape().begin(), part.tensor.shape().end());
   entry.begin += static_cast<std::uint64_t>(part.first_element) * size;
   entry.end = entry.begin + static_cast<std::uint64_t>(part.tensor.elements()) * size;

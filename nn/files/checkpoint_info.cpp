@@ -14,18 +14,18 @@ namespace {
 
 constexpr std::string_view own = "thimble.";
 constexpr const char* kind_key = "thimble.kind";
-constexpr const char* kind = "checkpoint 1";  // grows when what is in a file changes
+constexpr const char* kind = "checkpoint 1";  // the number grows when the contents change
 constexpr const char* optimizer_key = "thimble.optimizer";
 constexpr const char* step_count_key = "thimble.step_count";
 constexpr const char* rate_key = "thimble.rate";
 constexpr const char* seed_key = "thimble.generator.seed";
 constexpr const char* generator_step_key = "thimble.generator.step";
 constexpr const char* fp8_key = "thimble.fp8";             // absent in older files
-constexpr const char* scale_key = "thimble.scaler.scale";  // with the two below, or none of them
+constexpr const char* scale_key = "thimble.scaler.scale";  // all three of the scaler's keys, or none
 constexpr const char* good_steps_key = "thimble.scaler.good_steps";
 constexpr const char* skipped_steps_key = "thimble.scaler.skipped_steps";
 
-// Reads the texts under our keys; what goes wrong is an error of the file.
+// Reads the texts under our keys. Errors are the file's.
 class Texts {
  public:
   Texts(const std::map<std::string, std::string>& texts, const std::string& path) : texts_(texts), path_(path) {}
@@ -36,7 +36,7 @@ class Texts {
     return found->second;
   }
   bool has(const char* key) const { return texts_.count(key) != 0; }
-  // The number that to_text() below would write as this text, and no other spelling of it.
+  // The number whose to_text() is this text: rejects other spellings.
   std::uint64_t number(const char* key, int base, std::size_t digits, std::uint64_t most) const {
     const std::string& text = at(key);
     std::uint64_t value = 0;

@@ -12,8 +12,8 @@
 
 namespace thimble::nn {
 
-/// In the file, numbers are in its metadata, under names that begin with "thimble.": integers in decimal, rate and
-/// scale as the 16 hexadecimal digits of their bits, so that every value comes back exact.
+/// The file's metadata holds the numbers under names that begin with "thimble.": integers in decimal, rate and scale as
+/// the 16 hexadecimal digits of their bits, so that every value comes back exact.
 struct CheckpointInfo {
   /// Of one optimizer.
   struct Updates {
@@ -22,15 +22,15 @@ struct CheckpointInfo {
     double rate = 0;              ///< learning rate, finite and >= 0
     friend bool operator==(const Updates&, const Updates&) = default;
   };
-  std::string optimizer;                         ///< Optimizer::name(), of the first one
+  std::string optimizer;                         ///< Optimizer::name() of the first optimizer
   std::int64_t step_count = 0;                   ///< its updates done, >= 0
   double rate = 0;                               ///< its learning rate, finite and >= 0
   std::uint64_t seed = 0;                        ///< the generator's
   std::uint64_t generator_step = 0;              ///< the generator's
-  std::optional<optim::GradScalerState> scaler;  ///< of the loss; none: training had no scaler
-  std::string fp8;  ///< fp8_recipe_text() of the model (nn/layers/fp8.h); empty: a file from before it was written
-  std::map<std::string, std::string> metadata;  ///< the caller's own; keys do not begin with "thimble."
-  std::vector<Updates> others = {};             ///< of a program with several optimizers: those after the first
+  std::optional<optim::GradScalerState> scaler;  ///< nullopt if training had no scaler
+  std::string fp8;  ///< fp8_recipe_text() of the model (nn/layers/fp8.h); empty in old files
+  std::map<std::string, std::string> metadata;  ///< the caller's; keys do not begin with "thimble."
+  std::vector<Updates> others = {};             ///< of further optimizers
 
   friend bool operator==(const CheckpointInfo&, const CheckpointInfo&) = default;
 };

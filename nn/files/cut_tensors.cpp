@@ -13,7 +13,7 @@
 namespace thimble::nn {
 namespace {
 
-/// "attn.c_attn.1.weight" of part 1 is "attn.c_attn.weight" of the whole.
+/// "attn.c_attn.1.weight" of shard 1 is "attn.c_attn.weight" of the whole.
 std::string whole_name(const std::string& own, const PlaceInWhole& place) {
   const std::size_t dot = std::min(own.rfind('.'), own.size());
   const std::string ending = "." + std::to_string(place.part.part);
@@ -30,8 +30,8 @@ Tensor stretch(const Tensor& dense, std::int64_t at, const Shape& shape, const S
   return dense.detach().window(shape, strides, dense.offset() + at);
 }
 
-/// Copies elements of a part from `first` on, which `piece` has, to where they lie in the whole: a run that is begun,
-/// whole runs at once, a run that is not ended.
+/// Copies `piece`, a shard's elements from `first` on, to their place in the whole: the rest of a run, whole runs at
+/// once, the beginning of a run.
 void scatter(const Tensor& whole, const init::PartOf& part, std::int64_t first, const Tensor& piece) {
   const std::int64_t run = part.run(), apart = part.apart(), count = piece.elements();
   for (std::int64_t done = 0; done < count;) {
@@ -56,7 +56,7 @@ void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, con
   const std::span<std::byte> piece = staging.of_file();
   const WritePin pin(to);
   auto* const out = static_cast<std::byte*>(pin.data());
-  std::int64_t begin = 0, stop = 0;  // elements of the whole that the piece has
+  std::int64_t begin = 0, stop = 0;  // the piece's elements of the whole
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t own = target.first + done, at = part.in_whole(own);
     if (at >= stop) {

@@ -1,12 +1,12 @@
 #pragma once
-// Tensors of a module that are parts of whole tensors in files (nn/parallel/shards.h): so the file of a model in parts
-// is that of the whole model, and can be read in any number of parts.
+// Tensors of a module that are shards of whole tensors in files (nn/parallel/shards.h). So a sharded model writes the
+// file of the whole model, and any number of shards can read it.
 //
-//   module, part 1 of 2                   file
+//   module, shard 1 of 2                  file
 //   h.0.attn.c_attn.1.weight  (C, 3C/2)   h.0.attn.c_attn.weight  (C, 3C)
 //   ... .1.weight.first_moment            ... .weight.first_moment
 //
-// Optimizer state with an element for each of the parameter's has the same place in the whole as its parameter.
+// Optimizer state with an element for each of the parameter's is sharded like its parameter.
 
 #include <cstdint>
 #include <map>
@@ -22,57 +22,55 @@
 
 namespace thimble::nn {
 
-/// A parameter that is a part of a whole one in files.
+/// A parameter that is a shard of a file's parameter.
 struct CutParameter {
-  std::string whole;  ///< the whole's name
+  std::string whole;  ///< the file's name
   init::PartOf part;
 };
 
-/// A tensor of a file, and its local part.
+/// A tensor of a file, and its local shard.
 struct FileTensor {
-  NamedTensor whole;  ///< as the file has it; of a part a name, a shape and a dtype, without bytes
+  NamedTensor whole;  ///< as in the file; without bytes if `here` is a shard
   Tensor here;
-  std::optional<init::PartOf> part = {};  ///< none: `here` is all of it, or elements of all of it
-  std::int64_t first = 0;                 ///< element of the part that `here` begins with
+  std::optional<init::PartOf> part = {};  ///< nullopt if `here` is the whole or a range of it
+  std::int64_t first = 0;                 ///< element of the shard that `here` begins with
 };
 
-/// The parameters of a module that are parts.
+/// The sharded parameters of a module.
 class CutParameters {
  public:
   CutParameters() = default;
-  /// Throws ValueError for a part whose module is not named by its number.
+  /// Throws ValueError for a shard whose module is not named by its number.
   explicit CutParameters(const Module& module);
 
   bool empty() const noexcept { return by_name_.empty(); }
   auto begin() const noexcept { return by_name_.begin(); }  ///< of pairs of a name in the module and a CutParameter
   auto end() const noexcept { return by_name_.end(); }
-  /// That of a parameter, by its name in the module; null: it is whole.
+  /// The shard with this name in the module, or null if the parameter is whole.
   const CutParameter* find(std::string_view name) const;
   /// A parameter's tensor in a file, where its name begins with `prefix`.
   FileTensor of_parameter(const NamedTensor& parameter, const std::string& prefix = {}) const;
-  /// The tensor in a checkpoint of a state tensor, "optimizer", its parameter and its kind with dots between them. For
-  /// a part of a parameter it has an element for each element of the part; otherwise throws ShapeError: it is in no
-  /// whole.
+  /// A state tensor in a checkpoint, named "optimizer.<parameter>.<kind>". Throws ShapeError if the state of a shard
+  /// does not have an element for each of the shard's.
   FileTensor of_state(const Named& state) const;
 
  private:
   std::map<std::string, CutParameter, std::less<>> by_name_;
 };
 
-/// Only shape and dtype: a tensor of this shape without bytes.
+/// A tensor of this shape and dtype without bytes.
 Tensor outline(const Shape& shape, DType dtype);
 
-/// The tensors of a file that these are, or are parts of, each once.
+/// The file's whole tensors, each once.
 std::vector<NamedTensor> wholes_of(const std::vector<FileTensor>& tensors);
 
-/// Assembles parts. A whole tensor takes room from its first part until its last; so order is free, and if parts of a
-/// tensor come one after the other, only one whole is here. That room counts as `communication`, on a dry device as
-/// well.
+/// Assembles shards in any order. A whole tensor takes memory from its first shard until its last, counted as
+/// `communication`, on a dry device as well. If the shards of each tensor come in a row, only one whole is in memory.
 class Assembly {
  public:
-  /// `append` gets each whole tensor, once complete, and must live as long. Whole tensors go there directly.
+  /// `append` gets each tensor once it is complete, whole ones directly, and must outlive the assembly.
   explicit Assembly(FunctionRef<void(const NamedTensor&)> append) : append_(append) {}
-  /// `t.here` is dense. Throws OutOfMemory, and what `append` throws.
+  /// `t.here` must be dense. Throws OutOfMemory, and rethrows errors of `append`.
   void put(const FileTensor& t);
 
  private:
@@ -84,8 +82,8 @@ class Assembly {
   std::map<std::string, Open> open_;
 };
 
-/// read_file_tensor() of the local part of `entry`. A part is read from the whole, which has passed
-/// check_file_tensor(), through the staging, in those pieces of the file that overlap it.
+/// read_file_tensor() of the local shard of `entry`, which has passed check_file_tensor(). Reads only the pieces of the
+/// file that overlap the shard, through the staging.
 void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const FileTensor& target,
                       FileStaging& staging);
 

@@ -31,7 +31,7 @@ class Reader {
     while (is_at(' ') || is_at('\t') || is_at('\n') || is_at('\r')) ++at_;
   }
 
-  // The token from `begin` to the character that does not belong, which is at_.
+  // The token from `begin` to the wrong character at at_.
   [[noreturn]] void invalid(std::size_t begin) {
     at_ = at_ < text_.size() ? at_ + 1 : at_;
     count_ = at_;
@@ -46,7 +46,7 @@ class Reader {
     count_ = ++at_;
   }
 
-  // After a member: the comma before the next one, or `end`, of which it returns true.
+  // Reads the comma after a member, or `end`, and then returns true.
   bool is_end(char end) {
     skip_blanks();
     if (is_at(end)) {
@@ -168,7 +168,7 @@ class Reader {
     }
   }
 
-  // What follows a backslash, added to `result` as UTF-8. Characters above U+FFFF take two escapes.
+  // Reads an escape after its backslash and adds it to `result` as UTF-8. Characters above U+FFFF take two escapes.
   void escape(std::size_t begin, std::string& result) {
     if (!is_at('u')) {
       const std::size_t which = at_ < text_.size() ? escaped.find(text_[at_]) : std::string_view::npos;

@@ -97,7 +97,7 @@ std::optional<std::int64_t> JsonKeys::size_if_there(const std::string& key) cons
 std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise, std::int64_t least) const {
   if (!has(key)) return otherwise;
   const auto& value = *as_json(find(key));
-  // A number above 2^63 is an unsigned one, and would wrap.
+  // The parser has numbers above 2^63 as unsigned, which would wrap.
   if (value.is_number_integer() && value >= least && value <= max_size) {
     return value.get<std::int64_t>();
   }

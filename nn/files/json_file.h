@@ -1,5 +1,5 @@
 #pragma once
-// JSON that other programs wrote: texts with the byte of an error, objects whose keys are read by name.
+// JSON from other programs: errors name the byte, keys are read by name.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ std::string begin_of(const Json& value, std::size_t longest = 80) {
   return text.size() <= longest ? text : text.substr(0, longest) + "...";
 }
 
-/// A callback of a Json's parser: calls `refuse` with the reason for a repeated key or too deeply nested values.
+/// A callback for a Json parser: calls `refuse` with the reason for a repeated key or too deeply nested values.
 template <class Json, class Refuse>
 auto json_watch(Refuse refuse) {
   return [refuse, keys = std::vector<std::set<std::string>>()](int depth, auto event, Json& parsed) mutable {
@@ -38,56 +38,52 @@ auto json_watch(Refuse refuse) {
   };
 }
 
-/// An object of a JSON file; a reader applies or refuses every key. Functions that read a key throw ValueError, "FILE:
-/// KEY: expected ..., got ...", for a value of another kind, and mark the key as known.
+/// An object of a JSON file. Functions that read a key mark it as known, and throw ValueError "FILE: KEY: expected ...,
+/// got ..." for a value of another kind.
 class JsonKeys {
  public:
   /// Reads a file of at most `max_bytes`. Throws FileError with the byte: no JSON, a NUL byte, a key twice in one
-  /// object, a number beyond f64, more than 32 values within each other; for another value than an object.
+  /// object, a number beyond f64, more than 32 nested values, a value other than an object.
   explicit JsonKeys(const std::string& path, std::uint64_t max_bytes = 1 << 24);
 
-  /// Whether the key is there, with a value that is not null.
+  /// Whether the key has a value that is not null.
   bool has(const std::string& key) const;
-  /// Whether the key is there, with null.
+  /// Whether the key has the value null.
   bool is_null(const std::string& key) const;
-  /// An integer from `least` to 2^40. `otherwise` if it is missing or null.
+  /// An integer from `least` to 2^40, or `otherwise` if the key is missing or null.
   std::int64_t size(const std::string& key, std::int64_t otherwise, std::int64_t least = 1) const;
-  /// The same, or nullopt if it is missing or null.
+  /// An integer from 1 to 2^40, or nullopt if the key is missing or null.
   std::optional<std::int64_t> size_if_there(const std::string& key) const;
-  /// A number in [low, high].
+  /// A number in [low, high], or `otherwise` if the key is missing or null.
   double number(const std::string& key, double otherwise, double low, double high) const;
-  /// The same; a key that is missing or null is refused.
+  /// A number in [low, high]; the key must be there and not null.
   double number(const std::string& key, double low, double high) const;
   bool flag(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key, const std::string& otherwise) const;
-  /// One of `names`, whose place it is.
+  /// The index of the value, a text, in `names`.
   std::size_t choice(const std::string& key, std::span<const std::string_view> names, std::size_t otherwise) const;
   /// An object, with the file's path and this key in its errors.
   JsonKeys object(const std::string& key) const;
-  /// Whether the value is true or false.
   bool is_flag(const std::string& key) const;
-  /// Whether the value is a text.
   bool is_text(const std::string& key) const;
-  /// An integer from `least` to 2^40, or an array of them.
+  /// An integer from `least` to 2^40, or an array of such integers.
   std::vector<std::int64_t> sizes(const std::string& key, std::int64_t least = 1) const;
-  /// An array of texts.
   std::vector<std::string> texts(const std::string& key) const;
-  /// An object whose values are texts.
   std::map<std::string, std::string> text_map(const std::string& key) const;
   /// Throws unless the flag is `value` or missing.
   void require_flag(const std::string& key, bool value) const;
 
   /// Throws ValueError: "FILE: KEY: expected `expected`, got ...".
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
-  /// Throws ValueError for the first key that nothing has read, is not in `without_effect`, and has a value other than
-  /// null, false, or an empty text, array or object.
+  /// Throws ValueError for the first key that no function has read, that is not in `without_effect`, and that has a
+  /// value other than null, false, or an empty text, array or object.
   void refuse_unknown(std::span<const std::string_view> without_effect) const;
 
   const std::string& path() const noexcept { return path_; }
 
  private:
   JsonKeys(std::shared_ptr<const void> object, std::string path) : object_(std::move(object)), path_(std::move(path)) {}
-  const void* find(const std::string& key) const;  // the parser's value; null: the key is not there
+  const void* find(const std::string& key) const;  // the parser's value, or null if the key is missing
 
   std::shared_ptr<const void> object_;
   std::string path_;

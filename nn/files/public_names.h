@@ -1,18 +1,18 @@
 #pragma once
-// Names of a module's tensors in public files, if they differ from the module's own.
+// Names of a module's tensors in public files, if they differ from the module's names.
 
 #include <string>
 #include <vector>
 
 namespace thimble::nn {
 
-/// A module with this base reads such files with nn::load_weights (nn/files/weights.h).
+/// nn::load_weights (nn/files/weights.h) reads public files into modules with this base.
 class PublicNames {
  public:
-  /// Other names of the tensor that is `name` in the module. Each is a list of tensors of the file, concatenated along
-  /// the first axis: one tensor, or several (queries, keys and values).
+  /// Other names of the module's tensor `name`. Each is a list of tensors of the file, concatenated along the first
+  /// axis: one tensor, or several (queries, keys and values).
   virtual std::vector<std::vector<std::string>> names_in_files(const std::string& name) const = 0;
-  /// Last dotted parts of names of tensors that files hold for other purposes: they are skipped.
+  /// Last dotted parts of names. load_weights skips these tensors.
   virtual std::vector<std::string> passed_over() const { return {}; }
 
  protected:

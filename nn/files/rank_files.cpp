@@ -28,7 +28,7 @@ dist::Communicator& all_ranks(dist::DataParallel& parallel) {
   return all != nullptr ? *all : parallel.communicator();
 }
 
-/// The elements of a state tensor of `state` elements that go with a range of its parameter.
+/// The range of a state tensor of `state` elements that belongs to a range of its parameter.
 dist::Range state_range(const dist::Range& range, std::int64_t parameter, std::int64_t state) {
   if (range.size() == parameter) return {0, state};
   const std::int64_t each = state == parameter ? 1 : kernels::state_block;
@@ -36,7 +36,7 @@ dist::Range state_range(const dist::Range& range, std::int64_t parameter, std::i
   return {count(range.begin), count(range.end)};
 }
 
-/// All messages of the ranks, stage by stage and parameter by parameter. Rank 0 assembles; the others mirror its calls.
+/// All messages of the ranks, stage by stage and parameter by parameter. Rank 0 assembles; others mirror its calls.
 class Gathering {
  public:
   Gathering(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append)
@@ -47,8 +47,8 @@ class Gathering {
         later_(later),
         assembly_(append) {}
 
-  /// Parameters that rank 0 lacks or has shards of, under names that begin with `prefix`, in the layouts of files if
-  /// `has_layouts`, else in memory's.
+  /// Parameters that rank 0 lacks or has shards of, under names that begin with `prefix`, in the file's layout if
+  /// `has_layouts`, otherwise in memory's.
   void parameters(const std::string& prefix, bool has_layouts) {
     const dist::ShardStore* const store = parallel_.store();
     of_each_stage([&](const StageOutline& stage) {
@@ -81,7 +81,7 @@ class Gathering {
     });
   }
 
-  /// The state of all parameters, in the order of this rank's.
+  /// The state of all parameters, in this rank's order.
   void state(const optim::Optimizer& optimizer, const WholeState& whole) {
     of_each_stage([&](const StageOutline& stage) {
       std::size_t next = 0, own_index = 0;
@@ -103,7 +103,7 @@ class Gathering {
   }
 
  private:
-  /// This rank's stage; on rank 0 the later ones, too.
+  /// This rank's stage; on rank 0 also the later stages.
   void of_each_stage(FunctionRef<void(const StageOutline&)> f) {
     f(own_);
     if (all_.rank() > 0) return;
@@ -115,7 +115,7 @@ class Gathering {
     return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), Category::communication);
   }
 
-  /// Tensors that go with a parameter: from their owners to rank 0. `own`: this rank's tensors.
+  /// Moves a parameter, or its state, from the owners to rank 0. `own`: this rank's tensors.
   void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
              std::span<const NamedTensor> wholes, std::span<const Tensor> own) {
     const int parts_count = parameter.part ? stage.team : 1;
@@ -130,7 +130,7 @@ class Gathering {
           FileTensor& t = parts.emplace_back(FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
           if (parameter.part) t.part = parameter.part, t.part->part = p;
           if (wholes[k].layout != FileLayout::same) t.part = init::PartOf{wholes[k].tensor.shape()};
-          // Sharded state has an element for each of its parameter's.
+          // A shard's state has an element for each of the shard's.
           const std::int64_t elements = parameter.part ? of_part : wholes[k].tensor.elements();
           const dist::Range range = state_range(owned.range, of_part, elements);
           t.first = range.begin;
@@ -163,7 +163,7 @@ class Gathering {
   Assembly assembly_;
 };
 
-/// The error that all ranks throw: the length of its text, and whether it is a NotFiniteError.
+/// The error that all ranks throw.
 struct Verdict {
   std::uint64_t text_bytes = 0;
   std::uint64_t is_not_finite = 0;
@@ -193,7 +193,7 @@ void agree(dist::DataParallel& parallel, const std::exception_ptr& error) {
   throw Error(text);
 }
 
-/// `tell` sends this rank's messages. Only `append` may fail if ranks are to go on.
+/// `tell` sends this rank's messages. Ranks can go on after an error of `append`, but of nothing else.
 void gather(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later, Append append,
             FunctionRef<void(Gathering&)> tell) {
   std::exception_ptr error;
@@ -218,8 +218,8 @@ void gather(const Module& module, dist::DataParallel& parallel, std::span<const 
 
 constexpr auto append_nothing = [](const NamedTensor&) {};
 
-/// One file of all ranks. `write` begins it on rank 0, and calls its argument for the other ranks' tensors; the others,
-/// and rank 0 if it failed earlier, complete all messages.
+/// Writes one file of all ranks. On rank 0 `write` begins the file and calls its argument for the other ranks' tensors.
+/// The other ranks, and rank 0 if it failed earlier, complete all messages.
 void write_together(const Module& module, dist::DataParallel& parallel, std::span<const StageOutline> later,
                     FunctionRef<void(Gathering&)> tell, FunctionRef<void(FunctionRef<void(Append)> each)> write) {
   std::exception_ptr error;
@@ -248,7 +248,7 @@ std::vector<NamedTensor> saved_parameters(const Module& module) {
   return list;
 }
 
-/// State has the wholes' layout where it has an element for each of its parameter's.
+/// Throws ShapeError unless the state of sharded parameters has an element for each of the parameter's.
 void check_state(const Module& module, const WholeState& whole) {
   for (const auto& [name, cut] : CutParameters(module)) {
     for (const NamedTensor& s : whole.at(cut.whole)) {
@@ -260,7 +260,7 @@ void check_state(const Module& module, const WholeState& whole) {
   }
 }
 
-/// Rank 0's tensors of a module, and the assembled ones.
+/// Divides a file's tensors into rank 0's and assembled ones.
 void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& module, dist::DataParallel& parallel,
                   std::span<const StageOutline> later, const std::string& prefix, bool has_layouts,
                   std::vector<NamedTensor>& here, std::vector<NamedTensor>& others) {
@@ -282,7 +282,7 @@ void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& modu
   }
 }
 
-/// The owners of each parameter's ranges when a rank of a group shards it, in the order of its elements.
+/// The owners of ZeRO's ranges of each parameter, in the order of its elements.
 std::vector<std::vector<StageOutline::Owned>> owners_of(const dist::DataParallel& parallel, const StageOutline& stage,
                                                         int part) {
   using Owned = StageOutline::Owned;

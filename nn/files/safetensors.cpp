@@ -18,7 +18,7 @@ namespace thimble {
 
 namespace {
 
-// No element has all bits of `mask`: the exponent's, of which all are set in what is NaN or infinite.
+// No element has all bits of `mask`, the exponent: NaN and infinity set all of its bits.
 template <class Bits>
 bool none_has(Bits mask, std::span<const std::byte> bytes) noexcept {
   bool is_found = false;
@@ -39,8 +39,8 @@ std::string digits_of(std::uint32_t sum) {
   return text;
 }
 
-// Where the key's value begins in a header as it is written here; npos where it is not there. Inside of a JSON string a
-// quote has a backslash before it, so that nothing else looks like this.
+// The offset of the key's value in a header written here, or npos. Inside a JSON string a quote has a backslash before
+// it, so nothing else matches.
 std::size_t find_value(std::string_view formatted) {
   const std::string before = '"' + std::string(safetensors_sums_key) + "\":\"";
   const std::size_t at = formatted.find(before);
@@ -61,8 +61,8 @@ std::vector<std::size_t> order_by_name(const std::vector<SafetensorsEntry>& tens
   return order;
 }
 
-// ---- The header's JSON, read event by event: a document tree would accept a key that is there twice, and would build
-// whatever depth a hostile file asks for.
+// ---- The header's JSON, read event by event: a document tree would accept repeated keys and any depth of a hostile
+// file.
 
 SafetensorsDType parse_name(const std::string& name, bool& is_known) {
   for (int i = 0; i <= static_cast<int>(SafetensorsDType::u64); ++i)
@@ -78,7 +78,7 @@ std::string allowed_names() {
   return text;
 }
 
-// Receives the parser's events. The header has a fixed form, so the place in it is all the state there is:
+// Receives the parser's events. The header has a fixed form, so the only state is the place in it:
 // { "__metadata__": {"k": "v"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} }
 class HeaderEvents final : public JsonEvents {
  public:
@@ -172,7 +172,7 @@ class HeaderEvents final : public JsonEvents {
 
   [[noreturn]] void fail(const std::string& why) const { throw FileError(path_, 8 + count_, why); }
 
-  // Which value was expected where another kind stands.
+  // Throws with the value that was expected here.
   [[noreturn]] void unexpected(const std::string& found) const {
     switch (place_) {
       case Place::outside:
@@ -294,7 +294,7 @@ std::vector<std::byte> read_start(const InputFile& file) {
 
 SafetensorsHeader lay_out_with_sums(std::vector<SafetensorsEntry> tensors,
                                     std::map<std::string, std::string> metadata) {
-  for (SafetensorsEntry& entry : tensors) entry.crc32c = 0;  // room for what commit() writes
+  for (SafetensorsEntry& entry : tensors) entry.crc32c = 0;  // commit() overwrites it
   return lay_out_safetensors(std::move(tensors), std::move(metadata));
 }
 
@@ -480,7 +480,7 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   const std::string sums_key(safetensors_sums_key);
   if (metadata.count(sums_key) != 0) throw ValueError("safetensors: metadata key " + quote(sums_key) + " is taken");
   if (has_sums(header)) metadata[sums_key] = format_sums(header);
-  std::uint64_t least = 0;  // text alone, before it is turned into JSON
+  std::uint64_t least = 0;  // bytes of the text, before JSON adds more
   for (const auto& [key, value] : metadata) least += key.size() + value.size();
   for (const SafetensorsEntry& entry : header.tensors) least += entry.name.size();
   require_header_bytes(least);
@@ -562,7 +562,7 @@ void SafetensorsWriter::look_at_numbers(const SafetensorsEntry& entry, Progress&
                                         std::span<const std::byte> bytes) {
   const std::size_t size = size_of(entry.dtype);
   bool is_finite = true;
-  // Pieces may end inside of an element; the next one begins with the rest of it.
+  // A piece may end inside an element. The next piece begins with the rest of it.
   std::size_t cut = static_cast<std::size_t>(progress.bytes % size);
   for (; cut > 0 && !bytes.empty(); bytes = bytes.subspan(1)) {
     progress.cut[cut++] = bytes[0];

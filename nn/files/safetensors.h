@@ -2,12 +2,12 @@
 // safetensors files (huggingface.co/docs/safetensors): a u64 N, N bytes of JSON that name every tensor's dtype, shape
 // and byte range, then the bytes. This reader works on plain bytes and never reads a whole file.
 //
-// A valid file: N <= 100,000,000 and within the file; the JSON is one object and begins with '{'; each key is there
-// once; each range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file without a hole
-// or an overlap. Everything else is refused with a FileError that names the file, the byte and the reason.
+// A valid file: N <= 100,000,000 and within the file; the JSON is one object and begins with '{'; no key repeats; each
+// range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file without a hole or an
+// overlap. Any other file throws a FileError that names the file, the byte and the reason.
 //
-// Files written here contain checksums of the header and of every tensor, which reading
-// verifies. Files of other programs have none and are read without.
+// Files written here contain checksums of the header and of every tensor, which reading verifies. Files of other
+// programs have none.
 
 #include <array>
 #include <cstddef>
@@ -48,13 +48,13 @@ enum class SafetensorsDType : std::uint8_t {
 std::string_view to_string(SafetensorsDType dtype) noexcept;
 /// Bytes of one element.
 std::size_t size_of(SafetensorsDType dtype) noexcept;
-/// The file's type for one of ours; every DType has one.
+/// Every DType has a type in files.
 SafetensorsDType to_safetensors_dtype(DType dtype) noexcept;
-/// Our type for one of the file's; nullopt for I16, U16, U32 and U64, which can be inspected but not loaded.
+/// nullopt for I16, U16, U32 and U64, which can be inspected but not loaded.
 std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept;
 
-/// The longest header allowed, in bytes of JSON, and the most sizes of a shape. The first is the format's; the second
-/// is NumPy's and PyTorch's, so that a header cannot request much more memory than it has bytes.
+/// Most bytes of a header's JSON, as in the format, and most sizes of a shape, as in NumPy and PyTorch, so that a
+/// header cannot request much more memory than it has bytes.
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr std::size_t safetensors_rank_limit = 64;
 
@@ -63,9 +63,9 @@ struct SafetensorsEntry {
   std::string name;
   SafetensorsDType dtype = SafetensorsDType::f32;
   std::vector<std::int64_t> shape;           ///< at most 64 sizes
-  std::uint64_t begin = 0;                   ///< its first byte, counted from SafetensorsHeader::data_offset
-  std::uint64_t end = 0;                     ///< one past its last byte
-  std::optional<std::uint32_t> crc32c = {};  ///< of its bytes (core/files/crc32c.h); none: the file has no sums
+  std::uint64_t begin = 0;                   ///< first byte, counted from SafetensorsHeader::data_offset
+  std::uint64_t end = 0;                     ///< one past the last byte
+  std::optional<std::uint32_t> crc32c = {};  ///< of its bytes (core/files/crc32c.h), if the file has checksums
 
   std::uint64_t bytes() const noexcept { return end - begin; }
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
@@ -74,40 +74,40 @@ struct SafetensorsEntry {
 /// The header of a file.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;        ///< in the order of their bytes
-  std::map<std::string, std::string> metadata;  ///< `__metadata__`, without the sums
-  std::uint64_t data_offset = 0;                ///< where the tensors' bytes begin in the file: 8 + N
+  std::map<std::string, std::string> metadata;  ///< `__metadata__`, without the checksums
+  std::uint64_t data_offset = 0;                ///< offset of the tensors' bytes in the file: 8 + N
 
-  /// The tensor of that name, nullptr when there is none. Takes O(log tensors).
+  /// The tensor with this name, or nullptr. Takes O(log tensors).
   const SafetensorsEntry* find(std::string_view name) const noexcept;
 
-  /// Builds the index of find(), after `tensors` was filled. Returns a repeated name, nullptr when there is none.
+  /// Builds the index of find() after `tensors` was filled. Returns a repeated name, or nullptr.
   const std::string* index_names();
 
  private:
   std::vector<std::uint32_t> by_name_;  // indices into `tensors`, sorted by name
 };
 
-/// Our dtype of an entry. Throws DTypeError naming the tensor and its dtype when we have none (I16, U16, U32, U64).
+/// to_dtype() of an entry. Throws DTypeError naming the tensor and its dtype for I16, U16, U32 and U64.
 DType loadable_dtype(const SafetensorsEntry& entry);
 
 /// 8 + N for a file of `file_bytes` bytes, from its first eight bytes. Throws FileError.
 std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::uint64_t file_bytes,
                                        const std::string& path);
 
-/// Reads the header from the first bytes of a file of `file_bytes` bytes: at least 8 + N of them (the whole file also
-/// works). `path` is for messages only. Throws FileError for everything that makes a file invalid.
+/// Reads the header from at least the first 8 + N bytes of a file of `file_bytes` bytes. `path` is for messages only.
+/// Throws FileError for an invalid file.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint64_t file_bytes,
                                     const std::string& path);
 
-/// Lays tensors out for writing: largest dtype first, then by name, without gaps; begin and end of `tensors` are not
-/// read. Throws ValueError for a name that is repeated, is `__metadata__` or is not UTF-8, ShapeError for a shape
-/// that is negative, has more than 64 sizes or more than 2^63 - 1 bytes.
+/// Lays tensors out for writing: largest dtype first, then by name, without gaps. Ignores begin and end of `tensors`.
+/// Throws ValueError for a name that is repeated, is `__metadata__` or is not UTF-8, ShapeError for a shape that is
+/// negative, has more than 64 sizes or more than 2^63 - 1 bytes.
 SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                       std::map<std::string, std::string> metadata);
 
 /// The 8 + N bytes in front of the data: compact JSON, metadata first and sorted, padded with spaces to a multiple
-/// of 8. If all tensors have sums, they are written with the header's. Throws ValueError for text that is not UTF-8,
-/// for a key `thimble.crc32c` in the metadata, and when N would exceed 100,000,000.
+/// of 8. Contains checksums if all tensors have one. Throws ValueError for text that is not UTF-8, for a key
+/// `thimble.crc32c` in the metadata, and when N would exceed 100,000,000.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
 /// A file open for reading; only the header is in memory. Several threads may read at once.
@@ -118,18 +118,18 @@ class SafetensorsReader {
 
   const std::string& path() const noexcept { return file_.path(); }
   const SafetensorsHeader& header() const noexcept { return header_; }
-  /// The tensor of that name. Throws FileError without one.
+  /// The tensor with this name. Throws FileError if there is none.
   const SafetensorsEntry& entry(std::string_view name) const;
 
-  /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (else
-  /// ShapeError). Throws FileError, also for a BOOL that is neither 0 nor 1, and for bytes with a wrong sum.
+  /// Reads a whole tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (else ShapeError).
+  /// Throws FileError, also for a BOOL that is neither 0 nor 1, and for a wrong checksum.
   void read(const SafetensorsEntry& entry, std::span<std::byte> out) const;
 
   /// Reads out.size() bytes of a tensor from its byte `first` on: a large tensor in pieces. Throws ShapeError if they
-  /// are not within the tensor, FileError as read(). The sum is checked if the part is the whole.
+  /// are not within the tensor, FileError as read(). Verifies the checksum only if `out` covers the tensor.
   void read_part(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> out) const;
 
-  /// Reads a whole tensor and verifies its sum, if it has one, before anything is loaded from it. Throws FileError.
+  /// Reads a whole tensor only to verify its checksum, if it has one. Throws FileError.
   void verify(const SafetensorsEntry& entry) const;
 
  private:
@@ -137,9 +137,9 @@ class SafetensorsReader {
   SafetensorsHeader header_;
 };
 
-/// A file being written, tensor by tensor in any order, each in any number of pieces. It appears under its name at
-/// commit(); without that nothing is left behind. A file of ours that is read and written again has the same bytes.
-/// Sums are taken as the bytes pass, and written into the header by commit(); those of `tensors` are not read.
+/// Writes a file tensor by tensor in any order, each in any number of pieces. The file appears under its name at
+/// commit(); without commit() nothing is left behind. A file written here that is read and written again keeps its
+/// bytes. The writer computes checksums as the bytes pass; commit() writes them into the header.
 class SafetensorsWriter {
  public:
   /// Writes the header. Throws as lay_out_safetensors and format_safetensors_header, FileError.
@@ -149,22 +149,22 @@ class SafetensorsWriter {
   /// The layout; header().tensors is the order in which writing is sequential on disk.
   const SafetensorsHeader& header() const noexcept { return header_; }
 
-  /// Appends the next bytes of a tensor, little-endian and row-major. Throws ValueError when there is no tensor of that
-  /// name or it gets more bytes than it has, FileError.
+  /// Appends the next bytes of a tensor, little-endian and row-major. Throws ValueError for an unknown name and for
+  /// more bytes than the tensor has, FileError.
   void append(std::string_view name, std::span<const std::byte> bytes);
 
-  /// The first tensor that got a NaN or an infinity; empty: none did.
+  /// The first tensor that got a NaN or an infinity, or "".
   const std::string& not_finite() const noexcept { return not_finite_; }
 
   /// Gives the file its name, durably. Throws ValueError naming the first incomplete tensor, FileError.
   void commit();
 
  private:
-  // The written part of a tensor so far.
+  // The bytes of a tensor written so far.
   struct Progress {
     std::uint64_t bytes = 0;
     std::uint32_t crc32c = 0;
-    std::array<std::byte, 8> cut{};  // the element that the last piece ended in
+    std::array<std::byte, 8> cut{};  // the unfinished element at the end of the last piece
   };
   void look_at_numbers(const SafetensorsEntry& entry, Progress& progress, std::span<const std::byte> bytes);
 
@@ -175,30 +175,28 @@ class SafetensorsWriter {
 };
 
 // Checksums of a safetensors file, in its metadata: `thimble.crc32c` is 8 hexadecimal digits for the header and 8 for
-// each tensor's bytes, in the order of the tensors' names. The header's sum is taken with zeros in its place. Files
-// without that key have no sums.
+// each tensor's bytes, sorted by the tensors' names. The header's checksum is computed with zeros in its place. Files
+// without this key have no checksums.
 
 inline constexpr std::string_view safetensors_sums_key = "thimble.crc32c";
 
-/// Whether every tensor has its sum, and there is one.
+/// Whether there are tensors and all of them have a checksum.
 bool has_sums(const SafetensorsHeader& header) noexcept;
 
-/// The value of the key, with zeros for the header's sum.
+/// The value of the key, with zeros for the header's checksum.
 std::string format_sums(const SafetensorsHeader& header);
 
-/// Puts the header's sum into a formatted header (the length and JSON), if it has one.
+/// Puts the header's checksum into a formatted header (the length and JSON), if it has the key.
 void put_header_sum(std::string& formatted);
 
-/// Moves sums from the metadata of a parsed header, where they are, to its tensors. `formatted` are the file's first
-/// 8 + N bytes. Throws FileError if they are malformed, or the header has changed since it was written.
+/// Moves checksums from the metadata of a parsed header to its tensors. `formatted` are the file's first 8 + N bytes.
+/// Throws FileError if they are malformed, or the header has changed since it was written.
 void take_sums(SafetensorsHeader& header, std::span<const std::byte> formatted, const std::string& path);
 
-/// Throws FileError, naming the tensor, if the sum of its bytes is not the file's. They begin at `offset`.
+/// Throws FileError, naming the tensor, if `sum` is not its checksum in the file. Its bytes begin at `offset`.
 void check_sum(const SafetensorsEntry& entry, std::uint32_t sum, const std::string& path, std::uint64_t offset);
 
-// ---- Whether bytes of a file are numbers.
-
-/// Whether no element is NaN or infinite; integers never are. `bytes` are whole elements, little-endian.
+/// Whether no element is NaN or infinite; integers always pass. `bytes` are whole elements, little-endian.
 bool all_finite(SafetensorsDType dtype, std::span<const std::byte> bytes) noexcept;
 
 }  // namespace thimble

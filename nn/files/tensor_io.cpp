@@ -32,8 +32,8 @@ std::span<std::byte> FileStaging::room(std::vector<std::byte>& piece, std::size_
 
 namespace {
 
-// A tensor as rows, each of which is as many elements in a file as in memory, in another order at most: (O, KH, KW, I)
-// in memory is (O, I, KH, KW) in a file with FileLayout::oihw. Otherwise a row is an element.
+// A tensor as rows that are equally long in file and memory but may differ in order. With FileLayout::oihw a row is a
+// filter: (O, KH, KW, I) in memory is (O, I, KH, KW) in a file. Otherwise a row is an element.
 struct Rows {
   Rows(const Shape& memory, FileLayout layout) {
     if (layout == FileLayout::oihw) {
@@ -47,7 +47,7 @@ struct Rows {
   std::int64_t count = 0, inputs = 1, pixels = 1;
 };
 
-// `rows` rows with their two sizes changed over: (a, b) elements of `size` bytes become (b, a).
+// Transposes each of `rows` rows: (a, b) elements of `size` bytes become (b, a).
 void transpose(const std::byte* from, std::byte* to, std::int64_t rows, std::int64_t a, std::int64_t b,
                std::size_t size) {
   for (std::int64_t r = 0; r < rows; ++r, from += static_cast<std::size_t>(a * b) * size) {
@@ -59,7 +59,7 @@ void transpose(const std::byte* from, std::byte* to, std::int64_t rows, std::int
   }
 }
 
-// Calls body(first, count) for pieces of all rows, whose rows have `row_bytes` bytes: as many as fit the staging.
+// Calls body(first, count) for as many rows of `row_bytes` bytes at a time as fit the staging.
 template <class Body>
 void each_piece(const Rows& rows, std::size_t row_bytes, Body&& body) {
   const std::size_t fit = std::max<std::size_t>(1, file_piece_bytes / std::max<std::size_t>(1, row_bytes));
@@ -67,7 +67,7 @@ void each_piece(const Rows& rows, std::size_t row_bytes, Body&& body) {
   for (std::int64_t first = 0; first < rows.count; first += most) body(first, std::min(most, rows.count - first));
 }
 
-// A dense tensor on the CPU: its bytes pass through nothing but, in another layout, the staging.
+// A dense tensor on the CPU: its bytes pass through the staging only if the layout differs.
 void append_here(SafetensorsWriter& file, const NamedTensor& named, FileStaging& staging) {
   const Tensor& t = named.tensor;
   const Pin pin(t);
@@ -84,7 +84,7 @@ void append_here(SafetensorsWriter& file, const NamedTensor& named, FileStaging&
   });
 }
 
-// On a GPU a tensor comes here in pieces of whole rows: temporaries of the CPU's resource.
+// A GPU tensor comes to the CPU in pieces of whole rows, temporaries of the CPU's resource.
 void append(SafetensorsWriter& file, const NamedTensor& named, FileStaging& staging) {
   const Tensor& t = named.tensor;
   if (t.elements() == 0) return;
@@ -112,7 +112,7 @@ SafetensorsEntry entry_of(const std::string& path, const NamedTensor& named) {
   return entry;
 }
 
-// Straight into the storage of a dense tensor on the CPU, or through the staging where layout or dtype differ.
+// Reads into the storage of a dense tensor on the CPU, through the staging if layout or dtype differ.
 void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target,
                FileStaging& staging) {
   const Tensor& t = target.tensor;
@@ -217,15 +217,14 @@ namespace {
 bool is_magnitude(double x) { return std::isfinite(x) && x >= 0; }
 bool is_scale(double x) { return x == 0 || (x >= kernels::fp8_scale_min && x <= kernels::fp8_scale_max); }
 
-// Parameters and buffers of others may have the same names: an optimizer's state stands under its own, FP8's has
-// shapes.
+// A user's parameters and buffers may have these names. A prefix identifies an optimizer's state, a shape FP8's.
 bool is_optimizer(const NamedTensor& t) { return t.name.starts_with("optimizer."); }
 bool is_scales(const NamedTensor& t) { return t.tensor.shape() == Shape{3}; }
 bool is_matrix_of_3(const NamedTensor& t) { return t.tensor.rank() == 2 && t.tensor.size(0) == 3; }
 
 struct Rule {
   std::string_view name;
-  std::optional<DType> dtype;  // none: any that is floating
+  std::optional<DType> dtype;  // defaults to any floating dtype
   bool (*fits)(const NamedTensor&);
   bool (*allows)(double);
   const char* allowed;
@@ -251,7 +250,7 @@ const Rule* rule_of(const NamedTensor& target) {
   return nullptr;
 }
 
-// "(1, 0)".
+// "(1, 0)"
 std::string place(const Shape& shape, std::int64_t i) {
   std::string list;
   for (int axis = shape.rank() - 1; axis >= 0; i /= shape[axis--]) {

@@ -28,13 +28,13 @@ namespace thimble::nn {
 
 namespace {
 
-constexpr std::uint64_t most_index_bytes = 100'000'000;  // as a header of safetensors
+constexpr std::uint64_t most_index_bytes = 100'000'000;  // like a header of safetensors
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& why) {
   throw FileError(path, 0, "is not an index of weights: " + why);
 }
 
-// Which file each tensor is in.
+// The file of each tensor.
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::map<std::string, std::string> shard_of;
   try {
@@ -137,7 +137,7 @@ std::vector<FileTensor> file_tensors(const Module& module) {
   return list;
 }
 
-/// Tensors one after the other; parts come together.
+/// Appends the tensors one after the other and assembles shards.
 void assemble(const std::vector<FileTensor>& tensors, FunctionRef<void(const NamedTensor&)> append) {
   Assembly assembly(append);
   for (const FileTensor& t : tensors) {
@@ -152,14 +152,14 @@ bool has_suffix(std::string_view name, std::string_view suffix) {
   return name.size() > suffix.size() && name.ends_with(suffix) && name[name.size() - suffix.size() - 1] == '.';
 }
 
-// Which tensor of the files goes into which of the model.
+// Pairs of tensors in the files and in the model.
 struct Match {
   std::vector<std::pair<StoredWeight, FileTensor>> pairs;
-  std::vector<std::pair<StoredWeight, StoredWeight>> copies;  // of tensors that are read under another name
+  std::vector<std::pair<StoredWeight, StoredWeight>> copies;  // a tensor in use, and its copy under another name
   std::vector<std::string> missing, unused;
 };
 
-/// The files' names of a tensor of the module, its own first.
+/// Names that a tensor of the module may have in files, its name in the module first.
 std::vector<std::vector<std::string>> names_of(const std::string& name, const PublicNames* names,
                                                const LoadOptions& options) {
   std::vector<std::vector<std::string>> all{{options.prefix + name}};
@@ -170,7 +170,7 @@ std::vector<std::vector<std::string>> names_of(const std::string& name, const Pu
   return all;
 }
 
-/// Tensors of the file that lie one behind the other in a tensor of the module; empty: one of them is not there.
+/// Tensors of the files that a tensor of the module concatenates; empty if one of them is missing.
 std::vector<StoredWeight> find_all(const WeightFiles& files, const std::vector<std::string>& names) {
   std::vector<StoredWeight> found;
   for (const std::string& name : names) {
@@ -180,7 +180,7 @@ std::vector<StoredWeight> find_all(const WeightFiles& files, const std::vector<s
   return found;
 }
 
-/// The rows of a target that each of `count` tensors of a file has.
+/// A target's rows for each of `count` tensors of a file.
 std::vector<FileTensor> rows_of(const FileTensor& target, std::size_t count) {
   if (count == 1) return {target};
   const NamedTensor& whole = target.whole;
@@ -202,7 +202,7 @@ Match match_tensors(const std::vector<FileTensor>& targets, const WeightFiles& f
     const std::string& name = target.whole.name;
     std::vector<StoredWeight> taken;
     for (const std::vector<std::string>& others : names_of(name, names, options)) {
-      if (others.size() > 1 && target.part) continue;  // parts are cut out of one tensor
+      if (others.size() > 1 && target.part) continue;  // shards are read from one tensor
       const std::vector<StoredWeight> found = find_all(files, others);
       if (!taken.empty() && found.size() != taken.size()) continue;
       for (std::size_t i = 0; i < found.size(); ++i) {
@@ -232,7 +232,7 @@ Match match_tensors(const std::vector<FileTensor>& targets, const WeightFiles& f
   return result;
 }
 
-// The tensors in their order, as many to a shard as `most_bytes` hold.
+// Divides the tensors, in order, into shards of at most `most_bytes`.
 std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& tensors, std::uint64_t most_bytes) {
   std::vector<std::vector<NamedTensor>> shards(1);
   std::uint64_t bytes = 0;
@@ -247,7 +247,7 @@ std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& 
   return shards;
 }
 
-// "'a', 'b' and 3 more".
+// "'a', 'b' and 3 more"
 std::string text(const std::vector<std::string>& names) {
   constexpr std::size_t most = 5;
   std::string list;
@@ -255,7 +255,7 @@ std::string text(const std::vector<std::string>& names) {
   return names.size() <= most ? list : list + " and " + std::to_string(names.size() - most) + " more";
 }
 
-/// Throws ValueError where a tensor that is there under two names has two values.
+/// Throws ValueError if a tensor has different values under two names.
 void require_copies(const Match& match, const std::string& path, FileStaging& staging) {
   for (const auto& [first, second] : match.copies) {
     const SafetensorsEntry &a = *first.entry, &b = *second.entry;
@@ -315,7 +315,7 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
     throw FileError(whole, 0, "is there, and would be read in place of " + std::to_string(shards.size()) + " shards");
   }
   const std::string index = (into / weight_index).string();
-  remove_file(index);  // an older one would name a mix of older shards and new ones
+  remove_file(index);  // it would name a mix of old and new shards
   std::map<std::string, std::string> shard_of;
   std::uint64_t total_bytes = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
