@@ -1,5 +1,5 @@
 #pragma once
-// What each rank of a team finds, for the main thread to check: Catch counts assertions without a lock.
+// Collects each rank's results for the main thread to check: Catch counts assertions without a lock.
 
 #include <type_traits>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace thimble::testing {
 
-/// What `body` returns on each of so many threads, in the order of ranks.
+/// The results of `body` on `ranks` threads, in the order of ranks.
 template <class Body>
 auto by_rank(int ranks, const Body& body, memory::Device device = cpu) {
   using Found = std::invoke_result_t<const Body&, dist::Communicator&>;

@@ -1,4 +1,4 @@
-// Cross entropy over classes in parts against the plain definition, and a team of ranks against one rank, bit for bit.
+// Cross entropy over shards of the classes against the plain definition, and several ranks against one, bit for bit.
 
 #include <thimble/dist/parts/class_parts.h>
 
@@ -31,7 +31,7 @@ std::vector<double> scores_of(std::int64_t row_count, double scale) {
   return to_host<double>(mul(randn({row_count, classes}, DType::f64), scale));
 }
 
-// Every fourth row counts nothing; targets are in all parts.
+// Every fourth row is ignored; every shard has targets.
 std::vector<std::int64_t> targets_of(std::int64_t row_count) {
   std::vector<std::int64_t> list;
   for (std::int64_t r = 0; r < row_count; ++r) list.push_back(r % 4 == 3 ? -100 : (r * 11 + 36) % classes);
@@ -40,7 +40,7 @@ std::vector<std::int64_t> targets_of(std::int64_t row_count) {
 
 struct Result {
   double loss;
-  std::vector<double> gradient;  // (rows, classes of the parts that are here)
+  std::vector<double> gradient;  // (rows, classes of the local shards)
 };
 
 Result run(const dist::Team& team, const std::vector<double>& scores, const std::vector<std::int64_t>& targets,
@@ -61,7 +61,6 @@ Result run(const dist::Team& team, const std::vector<double>& scores, const std:
   return {host(loss)[0], host(leaf.grad())};
 }
 
-// The plain definition.
 Result expected_of(const std::vector<double>& scores, const std::vector<std::int64_t>& targets) {
   Result result{0, std::vector<double>(scores.size(), 0)};
   double count = 0;
@@ -101,7 +100,7 @@ TEST_CASE("class parts: loss and gradient are those of the definition", "[class_
   const Result own = run({.parts = parts}, scores, targets_of(rows), dtype, is_textbook, device);
   const Result expected = expected_of(scores, targets_of(rows));
   const double near = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 1e-6 : 4e-3;
-  // A log-probability that is kept in 16 bits is rounded, and its exponential with it.
+  // A log-probability kept in 16 bits is rounded, and so is its exponential.
   const double near_gradient = dtype == DType::bf16 && is_textbook ? 1e-2 : near;
   CHECK(std::abs(own.loss - expected.loss) < (dtype == DType::bf16 ? 1e-5 : 10 * near));
   CHECK(largest_difference(own.gradient, expected.gradient) < near_gradient);
@@ -131,7 +130,7 @@ TEST_CASE("class parts: a team of ranks has the bits of one rank", "[class_parts
     for (std::size_t i = 0; i < own.gradient.size(); ++i) {
       REQUIRE(own.gradient[i] == one.gradient[i / n * classes + begin + i % n]);
     }
-    // Three f64 for each row, to each of the others.
+    // Three f64 per row, to each of the other ranks.
     CHECK(sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
   }
 }
@@ -142,7 +141,7 @@ TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_pa
   if (is_on_gpu && !testing::has_cuda()) return;
   constexpr double none = -std::numeric_limits<double>::infinity();
   std::vector<double> scores(2 * classes, 0);
-  for (std::size_t c = 0; c < classes; ++c) scores[c] = c < 20 ? none : 1;  // two of three parts have some
+  for (std::size_t c = 0; c < classes; ++c) scores[c] = c < 20 ? none : 1;  // two of three shards have finite scores
   scores[classes + 3] = 3000, scores[classes + 30] = -3000;
   const Result own = run({.parts = 3}, scores, {25, 30}, DType::f32, false, device);
   CHECK(own.loss == Approx((std::log(17.0) + 6000) / 2));
@@ -151,7 +150,7 @@ TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_pa
   CHECK(own.gradient[classes + 3] == 0.5);
   CHECK(own.gradient[classes + 30] == -0.5);
   CHECK(std::isnan(run({.parts = 3}, scores, {-100, -100}, DType::f32, false, device).loss));
-  scores[2] = std::numeric_limits<double>::quiet_NaN();  // beside -infinity only
+  scores[2] = std::numeric_limits<double>::quiet_NaN();  // next to nothing but -infinity
   CHECK(std::isnan(run({.parts = 3}, scores, {25, 30}, DType::f32, false, device).loss));
 }
 

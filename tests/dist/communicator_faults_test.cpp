@@ -1,4 +1,4 @@
-// What ends one rank ends all, soon, and with the text of the first.
+// An error that ends one rank ends all, soon, and with the first one's text.
 
 #include <chrono>
 #include <cmath>
@@ -32,13 +32,13 @@ std::string text_of(const F& f) {
   return "nothing was thrown";
 }
 
-/// Whether `text` has `part` in it; a failure shows both.
+/// Whether `text` contains `part`; a failure shows both.
 bool has(const std::string& text, const std::string& part) {
   UNSCOPED_INFO("looked for \"" << part << "\" in \"" << text << '"');
   return text.find(part) != std::string::npos;
 }
 
-/// Call i of a program of several; false behind its end.
+/// Call i of a program of several calls; false after its end.
 bool call(Communicator& c, int i, Communicator& part) {
   std::vector<char> out(static_cast<std::size_t>(c.size()) * 5000), in(out.size());
   const dist::Send send{(c.rank() + 1) % c.size(), out.data(), 5000};
@@ -203,7 +203,7 @@ TEST_CASE("communicator faults: after an error a rank can send no more, and a de
 
 namespace {
 
-/// What a copy of this process writes to standard error, and its status.
+/// The standard error of a copy of this process, and its status.
 template <class F>
 std::pair<std::string, int> in_child(const F& f) {
   int ends[2];

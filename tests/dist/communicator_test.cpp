@@ -1,4 +1,4 @@
-// Communicators over threads and dry ones: bytes arrive where they belong, and every back end counts the same.
+// Communicators over threads and dry ones: bytes arrive at the right place, and every back end counts alike.
 
 #include <atomic>
 #include <chrono>
@@ -43,7 +43,7 @@ TEST_CASE("communicator: a rank has room for kernels on its stack, whatever the 
     pthread_attr_getstacksize(&own, &bytes);
     pthread_attr_destroy(&own);
     if (bytes < std::size_t{4} << 20) return;
-    volatile char frame[1 << 20];  // four times what other threads have
+    volatile char frame[1 << 20];  // four times other threads' stacks
     for (std::size_t i = 0; i < sizeof(frame); i += 512) frame[i] = static_cast<char>(c.rank());
     c.barrier();
     if (frame[0] == c.rank() && frame[sizeof(frame) - 512] == c.rank()) ++with_room;
@@ -55,7 +55,7 @@ TEST_CASE("communicator: a rank has room for kernels on its stack, whatever the 
 
 namespace {
 
-/// One of each collective, and splits. A dry communicator takes no addresses.
+/// One call of each collective, and splits. A dry communicator takes no addresses.
 void all_calls(Communicator& c, bool has_data) {
   std::vector<char> mine(1000 * static_cast<std::size_t>(c.size())), all(mine.size());
   char* const from = has_data ? mine.data() : nullptr;
@@ -87,7 +87,7 @@ TEST_CASE("communicator: a dry rank counts what a thread sends, and reads nothin
       const auto n = static_cast<std::uint64_t>(ranks), others = n - 1;
       std::uint64_t tree = 0, rounds = 0;
       for (int far = 1; far < ranks; far *= 2, ++rounds) {
-        for (int v = 0; v < ranks; ++v) tree += v < far && v + far < ranks ? 1 : 0;  // over all roots, of one rank
+        for (int v = 0; v < ranks; ++v) tree += v < far && v + far < ranks ? 1 : 0;  // one rank's, over all roots
       }
       const Communicator::Volume real = c.volume(), counted = dry->volume();
       require(real.bytes_sent == counted.bytes_sent && real.messages == counted.messages, "dry and real count alike");
@@ -119,7 +119,7 @@ TEST_CASE("communicator: each rank is a thread with its own context") {
 
 namespace {
 
-/// Ranks that compute for random times between random calls, with transfers in flight all the while.
+/// Ranks compute for random times between random calls, with transfers always in flight.
 void stress(int ranks, int rounds, unsigned seed) {
   dist::run_ranks(ranks, [=](Communicator& c) {
     std::mt19937 calls(seed), delays(seed + 1 + static_cast<unsigned>(c.rank()));  // the same calls on all ranks
@@ -191,7 +191,7 @@ TEST_CASE("communicator: a steady step asks the heap for nothing") {
       first.wait();
       c.barrier();
     };
-    // A queue is as long as ranks are ahead of one another, so each is made as long as it can get.
+    // A queue grows with the lead of one rank over another; the first round brings each to its greatest length.
     for (int i = 0; i < 50; ++i) step();
     const long before = heap_watch::heap_calls();
     for (int i = 0; i < 50; ++i) step();

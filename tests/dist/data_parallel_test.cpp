@@ -1,5 +1,5 @@
-// Data parallel steps on N ranks against one rank that has all micro-batches: losses, parameters, state and
-// statistics, bit for bit. One rank's steps know nothing of ranks.
+// Data parallel steps on N ranks against one rank with all micro-batches: losses, parameters, state and statistics, bit
+// for bit. The steps of the one rank know nothing of ranks.
 
 #include <cstring>
 #include <map>
@@ -42,7 +42,7 @@ struct Case {
   const char* model;
   const char* precision;
   const char* optimizer;
-  std::int64_t micro_batches = 1;  // of a rank
+  std::int64_t micro_batches = 1;  // per rank
   double clip = 1;
   std::size_t bucket_bytes = 64 << 10;
   memory::Device device = cpu;
@@ -51,17 +51,17 @@ struct Case {
 
 struct State {
   Bytes bytes;
-  std::int64_t first = 0, elements = 0;  // of the parameter that it is of
+  std::int64_t first = 0, elements = 0;  // of its parameter
 };
 
-struct Result {  // checked by the test's own thread: Catch's macros are for one
+struct Result {  // checked by the main thread: Catch's macros are not thread-safe
   std::vector<double> losses;
   bool has_gradient = false;            // at the end
   std::map<std::string, Bytes> values;  // parameters and buffers
   std::map<std::string, State> states;  // of this rank
 };
 
-constexpr std::int64_t samples = 2;  // of a micro-batch
+constexpr std::int64_t samples = 2;  // per micro-batch
 
 models::Setup setup_of(const Case& c, int ranks) {
   models::Setup setup;
@@ -80,7 +80,7 @@ models::Setup setup_of(const Case& c, int ranks) {
   return setup;
 }
 
-// Classes that differ from sample to sample; of a masked text some do not count.
+// Classes differ from sample to sample; a masked text ignores some.
 models::Batch batch_of(const models::Model& model, const models::Setup& setup, std::int64_t step) {
   models::Batch batch = model.empty_batch(setup.batch, cpu);
   const auto fill_classes = [&](const Tensor& t, std::int64_t classes, bool has_gaps) {
@@ -105,7 +105,7 @@ models::Batch batch_of(const models::Model& model, const models::Setup& setup, s
   return batch;
 }
 
-/// Trains; alone where there are no ranks, with the micro-batches of all `count`.
+/// Trains; without ranks it runs the micro-batches of all `count`.
 Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int steps) {
   const memory::Stack stack = memory::make_resource(c.device);
   const ResourceScope scope(stack.top);
@@ -161,7 +161,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   return result;
 }
 
-/// Bytes of state are the part of the whole's that belongs to the same elements.
+/// Whether the bytes of `part` are the state of the same elements in `whole`.
 bool is_part_of(const State& part, const State& whole) {
   const auto n = static_cast<std::size_t>(whole.elements);
   if (whole.bytes.size() % n != 0) {  // a scale for 256 elements, or a row or column of a whole parameter
@@ -187,7 +187,7 @@ void check_equal(const Case& c, int count, int zero, int steps) {
     CHECK(r.values.size() == one.values.size());
     for (const auto& [name, bytes] : one.values) {
       INFO(name);
-      CHECK((r.values.at(name) == bytes));  // not megabytes of them in words
+      CHECK((r.values.at(name) == bytes));  // in parentheses: a failure prints no megabytes
     }
     for (const auto& [name, part] : r.states) {
       INFO(name);
@@ -195,7 +195,7 @@ void check_equal(const Case& c, int count, int zero, int steps) {
       bytes_of_state[name] += part.bytes.size();
     }
   }
-  for (const auto& [name, state] : one.states) {  // all of it is somewhere
+  for (const auto& [name, state] : one.states) {  // every byte is on some rank
     INFO(name);
     CHECK(bytes_of_state[name] == state.bytes.size() * (zero == 0 ? static_cast<std::size_t>(count) : 1));
   }
@@ -234,7 +234,7 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
 }
 
 TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds nothing there", "[dist]") {
-  // Both are in one bucket; of four micro-batches two have a gradient of b.
+  // Both are in one bucket; two of the four micro-batches have a gradient of b.
   const auto train_both = [](dist::Communicator* ranks, int zero) {
     const std::vector<optim::Named> both{{"a", full({48}, 0.5).require_grad()},
                                          {"b", full({80}, -0.25).require_grad()}};
@@ -276,7 +276,7 @@ TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][
 
 namespace {
 
-/// A parameter of two numbers on each rank, as one row has them.
+/// A rank's parameter of two numbers, described by a row.
 struct OnRank {
   std::string name = "w";
   std::vector<float> values = {1, 2};

@@ -1,5 +1,5 @@
-// Ranks under a launcher of MPI, for mpi.sh: `mpi_ranks cases` runs the table that threads run; every other word is a
-// way to fail. Each rank first writes its process's number to the file `pids` in the folder PIDS names.
+// Ranks under an MPI launcher, for mpi.sh: `mpi_ranks cases` runs the threads' table of cases; every other word is a
+// way to fail. Each rank first writes its process id to the file `pids` in the folder PIDS.
 
 #include <chrono>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The operators of tensor parallelism against plain loops, and parts of initial values against the whole.
+// The operators of tensor parallelism against plain loops, and initial values of shards against the whole.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ using namespace thimble;
 
 namespace {
 
-/// What rank r of a team has: numbers whose sum depends on the order.
+/// The numbers of rank r; their sum depends on the order.
 std::vector<float> numbers_of(int rank, std::int64_t n) {
   RandomGenerator generator(static_cast<std::uint64_t>(rank) + 11);
   const GeneratorScope scope(generator);
@@ -56,8 +56,8 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
   for (int r = 0; r < ranks; ++r) {
     const Found& found = all[static_cast<std::size_t>(r)];
     CHECK((found.sum == expected));
-    CHECK((found.mine == numbers_of(r, n)));                       // held there, so not written
-    const std::int64_t own = n * (r + 1) / ranks - n * r / ranks;  // a rank's share
+    CHECK((found.mine == numbers_of(r, n)));                       // still in use, so not overwritten
+    const std::int64_t own = n * (r + 1) / ranks - n * r / ranks;  // a rank's shard
     CHECK(static_cast<std::int64_t>(found.sent) == 4 * ((n - own) + (ranks - 1) * own));
   }
 }
@@ -140,7 +140,7 @@ TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused
 
 TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {
   const std::vector<int> layers{-1, 0, 0, 1, -1, -1, 2};
-  const auto number = [&](int rank, std::size_t i) {  // of what is whole every rank has the same
+  const auto number = [&](int rank, std::size_t i) {  // unsharded numbers are equal on all ranks
     return layers[i] < 0 ? static_cast<double>(i) : static_cast<double>(i) + 10.0 * (rank + 1);
   };
   const std::vector<double> expected{0, 11, 12, 21, 22, 31, 32, 13, 23, 33, 4, 5, 16, 26, 36};
@@ -174,7 +174,7 @@ TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
     expected[axis] /= 2;
     REQUIRE(own.shape() == expected);
     const std::vector<double> of_part = to_host<double>(to_dtype(own, DType::f64));
-    const std::int64_t stretch = whole[axis] / stretches;  // of the whole; the part has half of each
+    const std::int64_t stretch = whole[axis] / stretches;  // of the whole; each shard has half of it
     for (std::int64_t r = 0; r < expected[0]; ++r) {
       for (std::int64_t c = 0; c < expected[1]; ++c) {
         std::int64_t at[2] = {r, c};
@@ -207,8 +207,8 @@ TEST_CASE("parts: those of a size that they do not divide differ by one", "[part
   CHECK((together == to_host<float>(all)));
 }
 
-// y = x W of two ranks, cut by outputs, beside an often-copied form: that one splits the samples of x as well, adds up
-// results that should be side by side, and divides by the number of ranks (docs/distributed.md).
+// y = x W on two ranks, sharded by outputs, next to a widespread form that also splits x's samples, adds up results
+// that belong side by side, and divides by the number of ranks (docs/distributed.md).
 TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
   const Tensor x = from_host<float>({1, 2, 5, 6}, {2, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
   const std::vector<float> expected{7, 10, 23, 34};
@@ -230,8 +230,8 @@ TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
   }
 }
 
-// ---- Buckets and shards: every element is in one place, bounds lie where they may, shares are as equal as they can
-// be.
+// ---- Buckets and shards: every element is in one place, bounds are at allowed places, shards are as equal as
+// possible.
 
 namespace {
 
@@ -297,7 +297,7 @@ TEST_CASE("shards: buckets are filled from the last parameter on", "[dist]") {
   CHECK(buckets[0].bounds == std::vector<std::int64_t>{0, 5 + 6 * dist::shard_grain, 50'005});
   CHECK(buckets[1].parameters == std::vector<std::size_t>{0});
   CHECK(dist::make_buckets(list, 2, {.bytes = 0}).size() == 4);
-  // Those of two chunks do not travel together.
+  // Parameters of two chunks never share a bucket.
   const std::vector<dist::Bucket> of_chunks = dist::make_buckets(list, 2, {.bytes = 1 << 20, .chunks = {0, 1, 0, 1}});
   REQUIRE(of_chunks.size() == 2);
   CHECK((of_chunks[0].chunk == 1 && of_chunks[0].parameters == std::vector<std::size_t>{3, 1}));

@@ -1,5 +1,5 @@
-// Pipeline schedules: what each stage holds and how long a step takes against the formulas and against a simulation of
-// its own, broken schedules, and bad arguments.
+// Pipeline schedules: bytes in flight on each stage and the time of a step against formulas and a separate simulation,
+// broken schedules, and bad arguments.
 
 #include <algorithm>
 #include <functional>
@@ -29,7 +29,7 @@ std::string text_of(const std::vector<Action>& actions) {
   return text;
 }
 
-// The longest way through what waits for what, from each action back to the first: another way to the same times.
+// The longest path through all dependencies, searched backwards from each action: a second method for the step's time.
 double longest_way(const Schedule& schedule, const PipelineCosts& costs) {
   struct Place {
     int stage;
@@ -71,7 +71,7 @@ TEST_CASE("pipeline: the lists of the worked example", "[dist][pipeline]") {
   CHECK(text_of(one.of_stage[0]) == "F0 F1 B0 F2 B1 B2");
   CHECK(text_of(one.of_stage[1]) == "F0 B0 F1 B1 F2 B2");
   for (const auto& stage : all.of_stage) CHECK(text_of(stage) == "F0 F1 F2 B0 B1 B2");
-  // Narayanan et al. 2021, figure 4, lower half: four stages of two chunks, its last stage from its first backward on.
+  // Narayanan et al. 2021, figure 4, lower half: four stages of two chunks, the last stage from its first backward on.
   const Schedule two = interleaved(4, 8, 2);
   CHECK(text_of(two.of_stage[3]).starts_with("F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4 B0 F5 B1"));
 }
@@ -96,7 +96,7 @@ TEST_CASE("pipeline: what stages hold, and bubbles, are the formulas'", "[dist][
         for (int r = 0; r < p; ++r) {
           CHECK(some.in_flight[static_cast<std::size_t>(r)] == std::min(2 * (p - r - 1) + (v - 1) * p + 1, v * m));
         }
-        // The first stage's, in whole stages: p + (p - 1) / v, where there are enough micro-batches.
+        // The first stage, in whole stages: p + (p - 1) / v, given enough micro-batches.
         if (m > 2 * p) CHECK(some.in_flight[0] == v * p + p - 1);
       }
     }
@@ -149,7 +149,7 @@ TEST_CASE("pipeline: broken schedules are told with their place", "[dist][pipeli
                  "stage 1, B0: before its forward"));
   CHECK(contains(broken([](Schedule& s) { std::swap(s.of_stage[0][4], s.of_stage[0][5]); }),
                  "stage 0, B2: micro-batch 1 is next, in order"));
-  // Stage 0 wants B0 before it sends F1, and stage 1 F1 before it sends B0.
+  // Stage 0 waits for B0 before it sends F1, and stage 1 for F1 before it sends B0.
   CHECK(contains(broken([](Schedule& s) {
                    std::swap(s.of_stage[0][1], s.of_stage[0][2]);
                    std::swap(s.of_stage[1][1], s.of_stage[1][2]);
@@ -188,13 +188,13 @@ TEST_CASE("pipeline schedule: stages that hand over to each other do not wait fo
       }
     }
   }
-  // Stage 1 takes F1 only after B0, and stage 0 does B0 only after F1 is taken.
+  // Stage 1 receives F1 only after B0, and stage 0 runs B0 only after F1 has been received.
   dist::Schedule schedule{2, 1, 2, {}};
   using dist::Pass;
   schedule.of_stage = {{{Pass::forward, 0}, {Pass::forward, 1}, {Pass::backward, 0}, {Pass::backward, 1}},
                        {{Pass::forward, 0}, {Pass::backward, 0}, {Pass::forward, 1}, {Pass::backward, 1}}};
   CHECK(dist::check_hand_over(schedule) == 1);
-  // Two gradients before the stage that takes them has begun with the first: the second must not wait for that.
+  // Two gradients are ready before the receiving stage has begun with the first: the second must not wait for that.
   schedule = {2, 1, 3, {}};
   schedule.of_stage = {{{Pass::forward, 0},
                         {Pass::forward, 1},
@@ -210,12 +210,12 @@ TEST_CASE("pipeline schedule: stages that hand over to each other do not wait fo
                         {Pass::backward, 2}}};
   CHECK_NOTHROW(dist::check_schedule(schedule));
   CHECK(dist::check_hand_over(schedule) == 2);
-  // Messages between two stages keep their order: F1 would read what F0 has given.
+  // Messages between two stages keep their order: F1 would read F0's activations.
   schedule.of_stage[1] = {{Pass::forward, 1},  {Pass::forward, 0}, {Pass::backward, 0},
                           {Pass::backward, 1}, {Pass::forward, 2}, {Pass::backward, 2}};
   CHECK_NOTHROW(dist::check_schedule(schedule));
   CHECK_THROWS_WITH(dist::check_hand_over(schedule), Catch::Contains("stage 1, F1: stage 0 sends what is for F0"));
-  // Stage 0 wants B0 before it sends F1, and stage 1 F1 before it sends B0.
+  // Stage 0 waits for B0 before it sends F1, and stage 1 for F1 before it sends B0.
   schedule = {2, 1, 2, {}};
   schedule.of_stage = {{{Pass::forward, 0}, {Pass::backward, 0}, {Pass::forward, 1}, {Pass::backward, 1}},
                        {{Pass::forward, 0}, {Pass::forward, 1}, {Pass::backward, 0}, {Pass::backward, 1}}};

@@ -1,4 +1,4 @@
-// What a rank needs: said by a dry run of that rank alone, measured among all ranks, and in closed form.
+// A rank's bytes: predicted by a dry run of only that rank, measured among all ranks, and in closed form.
 
 #include <optional>
 
@@ -108,8 +108,7 @@ TEST_CASE("rank bytes: a dry rank alone says what each of N ranks measures", "[d
 }
 
 // 2 bytes of parameter, 2 of gradient, 12 of state: 16 P; 4 P + 12 P / N; 2 P + 14 P / N; 16 P / N (Rajbhandari et al.
-// 2020, figure 1). P / N is a shard, which is an equal share but for a grain in each bucket, in stage 3 in each
-// parameter.
+// 2020, figure 1). P / N is a shard, which is equal on all ranks up to a grain per bucket, in stage 3 per parameter.
 TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
   for (int zero = 0; zero <= 3; ++zero) {
     for (const int count : {1, 2, 4, 8}) {
@@ -130,7 +129,7 @@ TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
   }
 }
 
-// A ring's volume: a rank sends (N - 1) / N of all gradients to those that sum them, and the same of what comes of it.
+// A ring's volume: a rank sends (N - 1) / N of all gradients for their sums, and as much of the results.
 TEST_CASE("rank bytes: what ranks send is a ring's volume", "[dist]") {
   for (const int count : {2, 3, 8}) {
     for (int zero = 0; zero <= 2; ++zero) {
@@ -141,7 +140,7 @@ TEST_CASE("rank bytes: what ranks send is a ring's volume", "[dist]") {
         const Bytes bytes = train({DType::f32, zero, 1, 0, 1 << 16}, *alone, dry(cpu));
         sent += bytes.sent;
         parameters = bytes.parameters;
-        small += static_cast<std::uint64_t>(2 * (count - 1)) * sizeof(float);  // the loss of each of two steps
+        small += static_cast<std::uint64_t>(2 * (count - 1)) * sizeof(float);  // the losses of two steps
       }
       const auto n = static_cast<std::uint64_t>(count);
       CHECK(sent == 2 * 2 * 4 * static_cast<std::uint64_t>(parameters) * (n - 1) + small);

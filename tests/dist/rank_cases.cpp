@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t sizes[] = {0, 1, 1021, 3 << 20};
 
-/// Byte i of what `from` sends to `to`.
+/// Byte i of the message from `from` to `to`.
 unsigned char byte(int from, int to, std::size_t i) {
   return static_cast<unsigned char>((i * 2654435761U >> 8) + static_cast<std::size_t>(from * 31 + to * 7));
 }
@@ -44,7 +44,7 @@ void require_message(const unsigned char* data, int from, int to, std::size_t by
 
 std::size_t places(const Communicator& c) { return static_cast<std::size_t>(c.size()); }
 
-/// Runs f and requires the bytes and messages that this rank sends in it.
+/// Runs f and requires that this rank sends so many bytes and messages in it.
 template <class F>
 void with_volume(Communicator& c, std::uint64_t bytes, std::uint64_t messages, const F& f) {
   const Communicator::Volume before = c.volume();
@@ -93,7 +93,7 @@ void broadcast(Communicator& c) {
   for (const std::size_t bytes : sizes) {
     for (int root = 0; root < c.size(); ++root) {
       Bytes data = c.rank() == root ? message(root, root, bytes) : Bytes(bytes);
-      // By the tree's rounds: in round k, those below 2^k from the root send to the rank 2^k further.
+      // By the tree's rounds: in round k, each rank less than 2^k from the root sends to the rank 2^k further.
       const int v = (c.rank() - root + c.size()) % c.size();
       std::size_t sends = 0;
       for (int far = 1; far < c.size(); far *= 2) sends += v < far && v + far < c.size() ? 1 : 0;
@@ -103,7 +103,7 @@ void broadcast(Communicator& c) {
   }
 }
 
-/// Nobody leaves before the last has come: the last comes late.
+/// No rank leaves before the last one, which is late, has come.
 void barrier(Communicator& c) {
   c.barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -113,7 +113,7 @@ void barrier(Communicator& c) {
   require(waited >= std::chrono::milliseconds(30), "a rank left the barrier before the last came");
 }
 
-/// Many transfers between all pairs, of several sizes, waited for from the last to the first and in other orders.
+/// Many transfers between all pairs, of several sizes, completed from the last to the first and in other orders.
 void in_flight(Communicator& c) {
   constexpr int rounds = 24;
   std::vector<Bytes> out, in;
@@ -162,8 +162,8 @@ void scopes(Communicator& c) {
   require_message(in.data(), last, c.rank(), in.size(), "after the destructor");
 }
 
-/// Grids, with the order of the ranks turned around by the key; a split of a split; messages of several communicators
-/// between the same ranks do not meet.
+/// Grids, with the ranks' order reversed by the key; a split of a split; messages of two communicators between the same
+/// ranks do not mix.
 void splits(Communicator& c) {
   const auto column = c.split(c.rank() / 2, -c.rank());
   const auto row = c.split([](int rank) { return Communicator::Place{rank % 2, rank}; });
@@ -180,7 +180,7 @@ void splits(Communicator& c) {
       require(all[static_cast<std::size_t>(r)] == right, "a member of a split");
     }
   }
-  // Begun on one first, on the other first there, and waited for in turn.
+  // Even ranks begin on the one communicator, odd ranks on the other.
   const auto twin = row->split(0, row->rank());
   const int next = (row->rank() + 1) % row->size(), last = (row->rank() - 1 + row->size()) % row->size();
   int out[] = {c.rank(), c.rank() + 100}, in[] = {-1, -1};
@@ -216,7 +216,7 @@ void bad_ranks(Communicator& c) {
   require(is_refused([&] { c.split([](int) { return Communicator::Place{-1, 0}; }); }), "a negative color");
 }
 
-/// One message of more than any part of it that a back end sends at once.
+/// A message larger than any back end sends at once.
 void large(Communicator& c) {
   if (c.size() < 2 || c.rank() > 1) return;
   constexpr std::size_t bytes = (std::size_t{256} << 20) + 4097;
@@ -233,7 +233,7 @@ void large(Communicator& c) {
   }
 }
 
-/// Rank 0 sends `sent` bytes where rank 1 waits for `received`.
+/// Rank 0 sends `sent` bytes and rank 1 receives `received`.
 RankFault unequal(std::size_t sent, std::size_t received) {
   const std::string name = std::to_string(sent) + " bytes sent, " + std::to_string(received) + " received";
   return {name, {"exchange: rank 0", std::to_string(sent), std::to_string(received)}, [=](Communicator& c) {
@@ -247,7 +247,7 @@ RankFault unequal(std::size_t sent, std::size_t received) {
           }};
 }
 
-/// The text of the ValueError that require_alike throws here; empty: none.
+/// The text of require_alike's ValueError; empty if it throws none.
 std::string difference(Communicator& c, const std::vector<Trait>& traits) {
   try {
     require_alike(c, "test", traits);
@@ -261,7 +261,7 @@ void alike(Communicator& c) {
   const int last = c.size() - 1;
   struct Row {
     std::vector<Trait> first, of_last;
-    std::string text;  // of the difference, without the ranks; empty: there is none
+    std::string text;  // of the difference, without the ranks; empty if there is none
   };
   const std::vector<Row> rows{
       {{}, {}, ""},
@@ -271,10 +271,10 @@ void alike(Communicator& c) {
        {{"a", "1"}, {"b", "longer than x", "do so"}},
        "b x and longer than x; do so"},
       {{{"a", "1"}, {"b", ""}}, {{"a", "2"}, {"b", "y"}}, "a 1 and 2, b none and y; give all ranks the same"},
-      {{{"a", "1"}}, {}, "a 1 and none; give all ranks the same"},  // as of another version
+      {{{"a", "1"}}, {}, "a 1 and none; give all ranks the same"},  // as from another version
       {{}, {{"a", "1"}}, "a none and 1; give all ranks the same"},
       {{{"a", "12"}, {"b", "3"}}, {{"a", "1"}, {"b", "23"}}, "a 12 and 1, b 3 and 23; give all ranks the same"},
-      // Four are named, of which the first has the fix.
+      // Names at most four; the fix is the first one's.
       {{{"a", "1"}, {"b", "1"}, {"c", "1"}, {"d", "1"}},
        {{"a", "2"}, {"b", "2", "do so"}, {"c", "2"}, {"d", "2"}},
        "a 1 and 2, b 1 and 2, c 1 and 2, d 1 and 2; give all ranks the same"},
@@ -296,12 +296,12 @@ void alike(Communicator& c) {
       require(text.empty(), "'" + text + "', not ''");
       continue;
     }
-    // Then two ranks by their numbers in the process's world, of which this may be a part.
+    // Then two ranks, by their numbers in the process's world; this communicator may be a part of it.
     const std::string begin = "test: expected the same on all ranks, got on ranks ";
     require(text.starts_with(begin) && text.ends_with(" " + row.text),
             "'" + text + "', not '" + begin + row.text + "'");
   }
-  c.barrier();  // ranks that differ can go on
+  c.barrier();  // differing ranks can go on
 }
 
 }  // namespace

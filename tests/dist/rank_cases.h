@@ -1,6 +1,6 @@
 #pragma once
-// What every back end must do, one table for all: each case runs on all ranks of a communicator and throws where a byte
-// is wrong. The oracle is a formula of who sent a byte and where it stands.
+// Requirements on every back end, as one table for all: each case runs on all ranks of a communicator and throws if a
+// byte is wrong. The oracle is a formula of a byte's sender, receiver and position.
 
 #include <functional>
 #include <string>
@@ -15,18 +15,18 @@ struct RankCase {
   std::function<void(thimble::dist::Communicator&)> run;
 };
 
-/// Those that end well.
+/// Cases that end well.
 const std::vector<RankCase>& rank_cases();
 
-/// Those that a RankError ends on some rank: sizes that differ, a rank that is not there in time.
+/// Cases that end with a RankError on some rank: unequal sizes, a rank that is too late.
 struct RankFault {
   std::string name;
-  std::vector<std::string> texts;  ///< what the error says
+  std::vector<std::string> texts;  ///< parts of the error's text
   std::function<void(thimble::dist::Communicator&)> run;
 };
 const std::vector<RankFault>& rank_faults();
 
-/// Throws an Error with the text where `is_right` is false.
+/// Throws an Error with the text unless `is_right`.
 void require(bool is_right, const std::string& text);
 
 }  // namespace thimble_test

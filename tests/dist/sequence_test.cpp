@@ -1,5 +1,5 @@
-// The operators of sequence parallelism against plain loops, a team of ranks against one rank, bit for bit, and what
-// norms and dropout make of tokens in parts against the whole sequence.
+// The operators of sequence parallelism against plain loops, several ranks against one, bit for bit, and norms and
+// dropout over sharded tokens against the whole sequence.
 
 #include <vector>
 
@@ -79,7 +79,7 @@ TEST_CASE("sequence: gradients of all parts on one rank", "[sequence]") {
 TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", "[sequence]") {
   const int parts = GENERATE(2, 4);
   const std::int64_t b = GENERATE(1, 3);
-  const Tensor x = drawn(1, {parts * b, tokens / parts, width});  // part after part
+  const Tensor x = drawn(1, {parts * b, tokens / parts, width});  // shard after shard
   const auto weight = [&](int p) { return mul(drawn(10 + static_cast<std::uint64_t>(p), {b, tokens, width}), 1e3); };
   struct Result {
     std::vector<float> y, dx;
@@ -112,7 +112,7 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
   for (const auto& [own, sent] : all) {
     y.insert(y.end(), own.y.begin(), own.y.end());
     dx.insert(dx.end(), own.dx.begin(), own.dx.end());
-    // Two of each operator: a rank's tokens to each of the others.
+    // Two of each operator, each sends a rank's tokens to every other rank.
     CHECK(sent == 4 * static_cast<std::uint64_t>(parts - 1) * 4 * own.y.size());
   }
   CHECK((y == one.y));
@@ -204,8 +204,8 @@ TEST_CASE("sequence: what does not divide is refused", "[sequence]") {
   CHECK_THROWS_WITH(apply(ops::Dropout{0.5, {}, {1, 1}}, zeros({3, 1, 2})), Catch::Contains("parts that 4 divides"));
 }
 
-// ---- The operators of context parallelism by heads against plain loops, a team of ranks against one rank, bit for
-// bit, and sharded tokens against the whole sequence.
+// ---- The operators of context parallelism by heads against plain loops, several ranks against one, bit for bit, and
+// sharded tokens against the whole sequence.
 
 namespace {
 
@@ -229,7 +229,7 @@ Tensor tokens_in_parts(const Tensor& whole, std::int64_t parts) {
   return to_dtype(from_host(cut, shape), whole.dtype());
 }
 
-/// Attention of tokens in shards: to heads, attend(p, ...), and back.
+/// Attention of sharded tokens: to heads, attend(p, ...), and back.
 template <class Attend>
 Tensor attended(const dist::Team& team, std::span<const Tensor> in, std::int64_t stretches, const Attend& attend) {
   std::vector<Tensor> of_heads;

@@ -1,5 +1,5 @@
 #pragma once
-// A kernel that a test writes where it stands.
+// Runs a kernel that is written inside a test.
 
 #include <cstddef>
 #include <cstdint>

@@ -90,7 +90,7 @@ class FileBacking final : public Backing {
     unknown_ms_ += elapsed.count();
   }
 
-  // What the device did is known when somebody has waited for it.
+  // A move's time is known after the next wait for the device.
   void begin_moves() noexcept override { is_timed_ = true; }
   void end_moves() noexcept override { is_timed_ = false; }
   MoveTime move_time() noexcept override {
@@ -119,7 +119,7 @@ class FileBacking final : public Backing {
     return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
   }
 
-  /// Makes the addresses of granules [first, last) those of the table's pages: one call for what lies together.
+  /// Maps the addresses of granules [first, last) to the table's pages, with one call per contiguous range.
   bool map(std::size_t first, std::size_t last) noexcept {
     for (std::size_t begin = first; begin < last;) {
       const bool is_hole = places_[begin] == no_pages;
@@ -141,8 +141,8 @@ class FileBacking final : public Backing {
   void* mapping_ = nullptr;
   std::size_t mapping_bytes_ = 0;
   std::byte* base_ = nullptr;
-  std::vector<std::size_t> places_;  // of each granule in the file; no_pages: none
-  std::vector<std::size_t> free_;    // stretches of the file that no granule has
+  std::vector<std::size_t> places_;  // of each granule in the file, or no_pages
+  std::vector<std::size_t> free_;    // unused granules of the file
   std::size_t file_granules_ = 0;
   bool is_timed_ = false;
   std::uint64_t waits_at_move_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Pages of the emulated device, and what it says of its memory.
+// Pages of the emulated device, and its memory figures.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace thimble::emulated {
 
-/// Pages with the alignment of a CUDA device, in a file in memory, so that a page can have another address: a granule
-/// is a stretch of the file.
+/// Pages with the alignment of a CUDA device, in a file in memory, so that a page can change its address: a granule is
+/// a range of the file.
 std::unique_ptr<Backing> make_backing(memory::Device device);
 
-/// 8 GiB in all, 256 MiB for a context, 64 MiB for libraries, and every page that lives.
+/// 8 GiB in all, 256 MiB for a context, 64 MiB for libraries, and all live pages.
 kernels::DeviceMemory memory(memory::Device device);
 
-/// A wait of the host for the device, which has nothing to wait for: counted. What was uploaded is there then.
+/// Counts a wait of the host for the device, which is always done. Afterwards all uploads have arrived.
 void count_wait() noexcept;
 std::uint64_t count_of_waits() noexcept;
 

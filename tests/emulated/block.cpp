@@ -77,7 +77,7 @@ void Block::run(const Launch& launch) {
   gatherings_.resize(n / 32);
   accesses_.resize(n / 32);
   found_.clear();
-  // A grid of a few blocks, each of which does several teams.
+  // A grid of a few blocks, each of which runs several teams.
   const std::int64_t blocks = std::min<std::int64_t>(launch.teams, 4);
   in_order(blocks, [&](std::int64_t block) { run_block(block, blocks); });
   memory_.reset();
@@ -136,7 +136,7 @@ void Block::run_block(std::int64_t first, std::int64_t step) {
       break;
     }
   }
-  if (is_lost_) {  // what is left on the stacks goes
+  if (is_lost_) {  // frees the stacks' contents
     for (Thread& thread : threads_) thread.fiber.reset(), thread.loads.clear();
     std::fill(words_.begin(), words_.end(), Word{});
   }
@@ -175,7 +175,7 @@ void Block::begin_interval() {
 
 void Block::end_interval() {
   const int n = launch_->threads;
-  int one = -1;  // of those that wait
+  int one = -1;  // the first waiting thread
   for (int rank = 0; rank < n; ++rank) {
     Thread& thread = threads_[static_cast<std::size_t>(rank)];
     if (thread.state != State::waits) continue;
@@ -223,7 +223,7 @@ void Block::remember_bytes() {
 
 template <bool writes>
 std::byte* Block::reach(std::uint32_t at, std::uint32_t bytes) {
-  // Most reads: of one word, which nobody else has written.
+  // Most reads are of one word that no other thread has written.
   if (!writes && bytes == 4 && word_shift_ == 2 && at % 4 == 0 && at < shared_bytes_ && shared_bytes_ - at >= 4) {
     Word& word = words_[at / 4];
     if ((word.writer < interval_ || word.writer == stamp_) && settings_->banks == nullptr) [[likely]] {
@@ -348,13 +348,13 @@ void Block::check_guards() {
 
 void Block::note(std::uintptr_t code, std::uint32_t at, std::uint32_t bytes) {
   std::vector<Access>& own = accesses_[static_cast<std::size_t>(rank_ / 32)];
-  const std::uint32_t part = bytes > 16 ? 8 : bytes;  // of a structure
+  const std::uint32_t part = bytes > 16 ? 8 : bytes;  // members of a structure
   for (std::uint32_t i = 0; i < bytes; i += part) {
     own.push_back({code + i, static_cast<std::uint32_t>(rank_ % 32), at + i, part});
   }
 }
 
-// The nth time that each lane comes to one place of the code is one access of the warp.
+// The nth visits of all lanes to one place in the code are one access of the warp.
 void Block::count_banks() {
   BankCount& count = (*settings_->banks)[name_of(launch_->kernel)];
   for (std::vector<Access>& own : accesses_) {
@@ -366,7 +366,7 @@ void Block::count_banks() {
       groups[{access.code, time}].push_back(access);
     }
     for (const auto& [key, group] : groups) {
-      // Of 8 bytes 16 lanes go at once, of 16 bytes 8 lanes.
+      // 16 lanes access 8 bytes at once, 8 lanes 16 bytes.
       const std::uint32_t lanes = 128 / std::max(group.front().bytes, 4u);
       ++count.accesses;
       for (std::uint32_t begin = 0; begin < 32; begin += lanes) {

@@ -1,6 +1,6 @@
-// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (emulated/kernel.h),
-// and there is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can
-// be one). In place of cuda/none.cpp in the tests' program.
+// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (emulated/kernel.h), and
+// cuBLASLt and cuDNN are absent, so that the own kernels are tested (emulated/library.h can add a library). Replaces
+// cuda/none.cpp in the tests' program.
 
 #include <array>
 #include <atomic>
@@ -30,16 +30,15 @@ std::atomic<std::uint64_t> waits{0};
 
 using Capture = std::vector<std::function<void()>>;
 
-// What CUDA refuses while launches are recorded, too.
+// CUDA also refuses these calls during a capture.
 void refuse_while_capturing(const char* what) {
   if (emulated::captured_launches != nullptr) {
     throw DeviceError(std::string(what) + ": launches are being captured, and it is none");
   }
 }
 
-// As on a GPU (cuda/runtime/runtime.cpp) bytes go through the halves of 4 MiB of a staging memory, in turn, and the
-// host waits for a half that is still being read. This device reads none before somebody waits for it: a GPU waits at
-// most as often.
+// As on a GPU (cuda/runtime/runtime.cpp), bytes go alternately through two 4 MiB halves of a staging memory, and the
+// host waits for a half that is still being read. This device reads none before a wait: a GPU waits at most as often.
 constexpr std::size_t half_bytes = std::size_t{4} << 20;
 std::mutex staging_mutex;
 std::array<bool, 2> is_half_full{};
@@ -73,7 +72,7 @@ void* allocate_pinned(std::size_t bytes) {
 }
 void free_pinned(void* memory) noexcept { ::operator delete(memory); }
 
-// A transfer is made when it is waited for: a program that does not wait finds nothing.
+// A transfer happens at the wait for it: a program that does not wait finds nothing.
 struct Transfer {
   void* to;
   const void* from;
@@ -163,7 +162,7 @@ using cuda_kernels::store_any;
 
 bool is_aligned(const void* bias) { return reinterpret_cast<std::uintptr_t>(bias) % 16 == 0; }
 
-// As cuBLASLt is asked: no gelu, and at most one dimension of a batch.
+// Accepts the calls that cuBLASLt gets: no gelu, and at most one batch dimension.
 bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
   if (!emulated::has_library || a.pre_activation || !kernels::is_library_gemm(a) || bytes == 0) return false;
   if (!is_aligned(a.bias)) return false;
@@ -189,7 +188,7 @@ bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
   return true;
 }
 
-// As cuBLASLt is asked: no activation, and no bias of f32.
+// Accepts the calls that cuBLASLt gets: no activation, and no f32 bias.
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& a, void*, std::size_t bytes) {
   if (!emulated::has_library || a.pre_activation || a.activation != kernels::Activation::none) return false;
   if (!kernels::is_library_fp8_gemm(a) || bytes == 0 || (a.bias && a.c_dtype == DType::f32)) return false;
@@ -202,7 +201,7 @@ bool library_fp8_gemm(const kernels::Fp8GemmArgs& a, void*, std::size_t bytes) {
   };
   for (std::int64_t i = 0; i < a.m; ++i) {
     for (std::int64_t j = 0; j < a.n; ++j) {
-      // In blocks the sum of each is multiplied with its two scales.
+      // With block scales, each block's sum is multiplied with its two scales.
       const std::int64_t part = a.in_blocks ? 128 : a.k, stride = (a.k + 511) / 512 * 4;
       float sum = 0;
       for (std::int64_t first = 0; first < a.k; first += part) {
@@ -235,14 +234,14 @@ bool library_int8_gemm(const Int8Gemm& a) {
   return true;
 }
 
-// Its descriptors take no size of 0.
+// cuDNN's descriptors take no size of 0.
 void check_sizes(const kernels::ConvShape& s) {
   if (s.images < 1 || s.channels < 1 || s.filters < 1 || s.out_height() < 1 || s.out_width() < 1) {
     throw DeviceError("emulated cuDNN: a size is 0");
   }
 }
 
-// As cuDNN is asked: no activation, and the bias is left to the caller. Grouped ones it refuses.
+// Accepts the calls that cuDNN gets: no activation, and the caller adds the bias. It refuses groups.
 bool library_conv_forward(const kernels::ConvForwardArgs& a, void*, std::size_t) {
   const kernels::ConvShape& s = a.shape;
   check_sizes(s);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// The class of cuda/runtime/backing.cpp, under a name of its own: this program's GPU has another backing (backing.cpp).
+// The class of cuda/runtime/backing.cpp under another name: this program's emulated GPU uses backing.cpp.
 #define make_cuda_backing make_backing_of_driver
 #include <thimble/memory/arena/backing.h>
 
@@ -36,7 +36,7 @@ struct Memory {
   int file = memfd_create("thimble-emulated-driver", MFD_CLOEXEC);
   std::map<CUdeviceptr, Page> pages;
   std::vector<CUmemGenericAllocationHandle> free;
-  CUmemGenericAllocationHandle made = 0;  // handle h is stretch h - 1 of the file
+  CUmemGenericAllocationHandle made = 0;  // handle h is granule h - 1 of the file
 };
 Memory& memory() {
   static Memory all;
@@ -112,7 +112,7 @@ CUresult name_of(CUresult result, const char** name) {
   return CUDA_SUCCESS;
 }
 
-/// Whether all of it may be read and written; counted where not.
+/// Whether all of it may be read and written; counts a failure.
 bool is_accessible(const void* from, std::size_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(from);
   for (std::uintptr_t page = first & ~(granule_bytes - 1); page < first + bytes; page += granule_bytes) {

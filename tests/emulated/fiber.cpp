@@ -11,7 +11,7 @@
 namespace thimble::emulated {
 namespace {
 
-// Nine lines of a cache more than a power of two, so that many stacks' tops do not share one set of it.
+// Nine cache lines more than a power of two, so that the tops of many stacks do not share one cache set.
 constexpr std::size_t stack_bytes = (std::size_t{128} << 10) + 576;
 
 thread_local Fiber* starting = nullptr;
@@ -41,8 +41,8 @@ void Fiber::leave() { swapcontext(&own_, &host_); }
 
 namespace {
 
-// AddressSanitizer wants to know on whose stack the program is. It understands swapcontext(), too, but forgets all it
-// knows of a stack each time.
+// AddressSanitizer must know the current stack. It understands swapcontext(), too, but then forgets all it knows of a
+// stack each time.
 #if defined(__SANITIZE_ADDRESS__)
 void new_stack(void* stack) { __asan_unpoison_memory_region(stack, stack_bytes); }
 void begin_switch(void** frames, const void* to, std::size_t bytes) {
@@ -59,8 +59,8 @@ void end_switch(void*, const void**, std::size_t*) {}
 
 }  // namespace
 
-// What a called function keeps goes to the one stack and comes from the other. swapcontext() would call the kernel for
-// the mask of signals, each time.
+// Saves the callee-saved registers on one stack and loads them from the other. swapcontext() would call the kernel for
+// the signal mask each time.
 extern "C" void thimble_switch_stacks(void** from, void* to);
 asm(R"(
 .text
@@ -90,7 +90,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   new_stack(stack_.get());
   void (*const first)() = [] { starting->run(); };
   auto top = reinterpret_cast<std::uintptr_t>(stack_.get() + stack_bytes) & ~std::uintptr_t{15};
-  auto* const frame = reinterpret_cast<void**>(top) - 8;  // six registers, where to go, and a caller that is none
+  auto* const frame = reinterpret_cast<void**>(top) - 8;  // six registers, an entry address, and a null caller
   std::memset(frame, 0, 8 * sizeof(void*));
   frame[6] = reinterpret_cast<void*>(first);
   own_ = frame;

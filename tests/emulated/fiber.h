@@ -1,5 +1,5 @@
 #pragma once
-// A stack that a function runs on, and that it can leave and be resumed on.
+// A stack for a function that can be left and resumed.
 
 #include <cstddef>
 #include <memory>
@@ -14,7 +14,7 @@ namespace thimble::emulated {
 class Fiber {
  public:
   Fiber();
-  /// resume() calls `entry` with `argument` next, which must leave() at its end and not be resumed then.
+  /// The next resume() calls `entry` with `argument`. It must leave() at its end; do not resume it after that.
   void start(void (*entry)(void*), void* argument);
   void resume();
   void leave();
@@ -26,7 +26,7 @@ class Fiber {
   void run();
 
   void *own_ = nullptr, *host_ = nullptr;
-  // What AddressSanitizer notes down of either stack.
+  // AddressSanitizer's notes on both stacks.
   void *own_frames_ = nullptr, *host_frames_ = nullptr;
   const void* host_stack_ = nullptr;
   std::size_t host_stack_bytes_ = 0;

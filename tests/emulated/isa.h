@@ -1,6 +1,6 @@
 #pragma once
-// What the PTX ISA says of the operands of products on tensor cores: what the host's instructions do, and what the
-// kernels' maps are held against.
+// The PTX ISA's layouts of the operands of products on tensor cores: the host's instructions follow them, and tests
+// compare the kernels' maps with them.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ inline IsaPlace isa_c(int lane, int i) {
   return {i < 2 ? group : group + 8, thread * 2 + (i & 1)};
 }
 
-// The same, "Matrix Fragments for mma.m16n8k8", .tf32: A (16, 8), B (8, 8); its C is isa_c.
+// "Matrix Fragments for mma.m16n8k8", .tf32: A (16, 8), B (8, 8); its C is isa_c.
 inline IsaPlace isa_tf32_a(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   return {i == 0 || i == 2 ? group : group + 8, i < 2 ? thread : thread + 4};
@@ -43,12 +43,12 @@ bool same(const A& a, const IsaPlace& b) {
   return a.row == b.row && a.column == b.column;
 }
 
-// To 11 significant bits, halves away from zero, by the definition.
+// To 11 significant bits, halves away from zero, by definition.
 inline float to_tf32(float value) {
   if (value == 0 || !std::isfinite(value)) return value;
   int exponent;
   std::frexp(value, &exponent);
-  const int last = std::max(exponent - 11, -126 - 10);  // of the last bit that is kept
+  const int last = std::max(exponent - 11, -126 - 10);  // exponent of the last bit kept
   return static_cast<float>(std::ldexp(std::round(std::ldexp(static_cast<double>(value), -last)), last));
 }
 

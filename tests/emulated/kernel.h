@@ -1,6 +1,6 @@
 #pragma once
-// What cuda/kernel/kernel.h has of a device, on the host: places of shared memory that check who reaches them, teams of
-// as many threads as on a GPU, launches.
+// The device parts of cuda/kernel/kernel.h on the host: shared memory that checks its accesses, teams of as many
+// threads as on a GPU, launches.
 
 #include <algorithm>
 #include <atomic>
@@ -118,11 +118,11 @@ T atomic_fetch_add(T* to, T value) {
 
 namespace thimble::emulated {
 
-/// How many launches there were, recorded ones included; what a replay runs is none.
+/// Number of launches, captured ones included, replayed ones not.
 inline std::atomic<std::uint64_t> launches{0};
 inline thread_local bool is_replaying = false;
 
-/// Where this thread's launches go while they are recorded; null: they are run.
+/// Collects this thread's launches during a capture; null runs them.
 inline thread_local std::vector<std::function<void()>>* captured_launches = nullptr;
 
 template <class Run>

@@ -1,13 +1,13 @@
 #pragma once
-// The maps of cuda/kernel/tensor_core.h as kernels use them. A test can swap two lanes in one of them: a
-// kernel that computes the same then does not depend on the map.
+// The maps of cuda/kernel/tensor_core.h for kernels. A test can swap two lanes in one of them: a kernel with unchanged
+// results does not depend on the map.
 
 #include <string_view>
 
 namespace thimble::emulated {
 
 struct LaneSwap {
-  std::string_view map;  ///< empty: none
+  std::string_view map;  ///< empty for no swap
   int lane = 0, with = 0;
   int operator()(std::string_view name, int of) const {
     if (name != map) return of;

@@ -1,6 +1,6 @@
 #pragma once
-// What the emulated device has of the libraries: nothing, unless a test asks for plain loops in their place, for what
-// is done before and after their calls. And what it says that it can compute.
+// The emulated device's libraries: absent, unless a test asks for plain loops in order to test the work before and
+// after their calls. And its compute capability.
 
 #include <atomic>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace thimble::emulated {
 
-/// Products. No effect on a GPU.
+/// Whether the library makes products. No effect on a GPU.
 inline bool has_library = false;
 
 struct LibraryScope {
@@ -18,10 +18,10 @@ struct LibraryScope {
   LibraryScope& operator=(const LibraryScope&) = delete;
 };
 
-/// Products of FP8 codes with scales of blocks that it has made.
+/// Number of its FP8 products with block scales.
 inline int block_products = 0;
 
-/// What the emulated device says of itself (core/launch/compute_capability.h). No effect on a GPU.
+/// The emulated device's compute capability (core/launch/compute_capability.h). No effect on a GPU.
 inline int capability = 90;
 
 struct CapabilityScope {
@@ -32,11 +32,11 @@ struct CapabilityScope {
   int before;
 };
 
-// What the emulated device's host has of pinned memory: no bound unless a test sets one.
+// Pinned memory of the emulated device's host: unbounded unless a test sets a bound.
 
 inline constexpr std::size_t unbounded = std::numeric_limits<std::size_t>::max();
 
-/// The largest block that is given. No effect on a GPU.
+/// The largest block that can be allocated. No effect on a GPU.
 inline std::atomic<std::size_t> largest_pinned_block{unbounded};
 
 struct PinnedBound {

@@ -1,5 +1,5 @@
 #pragma once
-// The instructions of tensor cores on the host, by the tables of the PTX ISA on the words of a warp's 32 lanes.
+// The instructions of tensor cores on the host, by the PTX ISA's tables for the words of a warp's 32 lanes.
 
 #include <cmath>
 #include <cstdint>
@@ -50,8 +50,8 @@ struct Products {
   float value[4];
 };
 
-/// d += A (16, K) B (K, 8) of a warp: take(factors of a lane, lane, left, right) puts a lane's elements where they
-/// belong, the right one's columns as rows.
+/// d += A (16, K) B (K, 8) of a warp: take(factors of a lane, lane, left, right) stores a lane's elements at their
+/// places, the right one's columns as rows.
 template <int K, class Take>
 void multiply_lanes(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Take& take) {
   Factors own;
@@ -59,7 +59,7 @@ void multiply_lanes(float (&d)[4], const std::uint32_t (&a)[4], const std::uint3
   struct Blocks {
     float left[16][K], right[8][K];
   };
-  // A lane adds its own four sums when all factors have come together.
+  // After all factors have arrived, each lane adds its four sums.
   const Products all = emulated::Block::current().together<Products>(own, [&](const Factors* in, Products* out) {
     Blocks blocks;
     for (int lane = 0; lane < 32; ++lane) take(in[lane], lane, blocks.left, blocks.right);

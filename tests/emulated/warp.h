@@ -1,5 +1,5 @@
 #pragma once
-// What cuda/kernel/words.h has of a device, on the host.
+// The device parts of cuda/kernel/words.h on the host.
 
 #include "emulated/kernel.h"
 
@@ -14,7 +14,7 @@ inline void store_shared(SharedAddress to, const std::uint32_t (&words)[4]) {
   std::memcpy(emulated::Block::current().write(to, sizeof words), words, sizeof words);
 }
 
-/// Made when they are waited for.
+/// Loads happen at the wait for them.
 struct AsyncLoads {
   template <int bytes>
   void load(SharedAddress to, const void* from, bool is_there) {

@@ -1,5 +1,5 @@
 #pragma once
-// Of CUDA's driver what cuda/runtime/backing.cpp uses, for a driver that emulated/driver.cpp makes of the host.
+// The subset of CUDA's driver API for cuda/runtime/backing.cpp; emulated/driver.cpp implements it on the host.
 
 #include <cstddef>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Likewise: the calls by the names that cuda/runtime/driver.h gives their types.
+// The emulated driver's calls by the type names that cuda/runtime/driver.h uses.
 
 #include "cuda.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Likewise: of the runtime.
+// The subset of CUDA's runtime API for cuda/runtime/backing.cpp.
 
 #include <cstddef>
 
