@@ -1,5 +1,5 @@
 // The CPU's attention kernels against their reference: sizes around the tiles, every instruction set, dtypes, masks,
-// dropout, layouts; and bits that no thread count changes.
+// dropout, layouts; and bits do not depend on the thread count.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ struct AttentionCase {
   DType dtype = DType::f32;
   std::int64_t group = 1;
   std::int64_t window = 0;
-  enum class Mask { none, keys, all, added, documents } mask = Mask::none;  // keys: the same for all queries
+  enum class Mask { none, keys, all, added, documents } mask = Mask::none;  // keys: equal for all queries
 };
 
 std::string describe(const AttentionCase& c) {
@@ -33,8 +33,8 @@ std::string describe(const AttentionCase& c) {
          std::to_string(c.window) + " mask " + std::to_string(static_cast<int>(c.mask));
 }
 
-// Operands, results and gradients of one problem. q, k and v are thirds of rows of 3 H D elements, the first element at
-// an address that no vector is aligned to.
+// Operands, results and gradients of one problem. q, k and v are thirds of rows of 3 H D elements, from an address
+// without vector alignment on.
 struct AttentionRun {
   explicit AttentionRun(const AttentionCase& c)
       : channels(c.heads * c.width),
@@ -87,7 +87,7 @@ struct AttentionRun {
     attention_grad_reference(backward);
   }
 
-  // Query 2 sees nothing by `all`, and the last sample no key of its first two blocks by `keys`.
+  // Under `all` query 2 sees nothing; under `keys` the last sample sees no key of its first two blocks.
   void set_mask(const AttentionCase& c) {
     AttentionArgs& f = forward;
     f.window = c.window;
@@ -126,7 +126,7 @@ struct AttentionRun {
 
 double worst_error(const Data& a, const Data& b) { return thimble_test::largest_error(a.values(), b.values()); }
 
-// Largest error beside 1 + |value|: a few roundings, of the sums and at the store.
+// Largest error relative to 1 + |value|: a few roundings, of the sums and at the store.
 double tolerance(DType dtype) {
   return dtype == DType::f64 ? 2e-14 : dtype == DType::f32 ? 6e-6 : dtype == DType::f16 ? 2e-3 : 1.6e-2;
 }
@@ -166,20 +166,20 @@ TEST_CASE("attention kernels: the reference's values, and any thread count's bit
       {1, 3, 129, 129, 64, true},  // one past two blocks
       {2, 2, 97, 161, 64, true},   // the last queries of more keys
       {1, 2, 97, 161, 64, false},
-      {1, 1, 70, 70, 20, true},  // D beside the lanes of every set
+      {1, 1, 70, 70, 20, true},  // D is no multiple of any set's lanes
       {1, 2, 40, 100, 17, false},
       {1, 1, 66, 66, 80, true},
       {1, 1, 66, 66, 100, false},
       {1, 1, 35, 67, 129, true},
       {2, 2, 66, 66, 64, true, 0.3},
-      {1, 3, 50, 131, 24, true, 0.1},  // rows of the mask that start between blocks of random words
+      {1, 3, 50, 131, 24, true, 0.1},  // rows of the mask start between blocks of random words
       {1, 2, 33, 65, 7, false, 0.5},
       {2, 2, 70, 70, 20, true, 0.3, DType::f64},
       {1, 2, 35, 67, 33, false, 0, DType::f64},
       {2, 2, 70, 70, 64, true, 0, DType::bf16},
       {1, 2, 35, 67, 33, false, 0.2, DType::bf16},
       {1, 2, 66, 66, 20, true, 0.2, DType::f16},
-      {2, 6, 70, 70, 20, true, 0.2, DType::f32, 3},  // heads that share keys and values
+      {2, 6, 70, 70, 20, true, 0.2, DType::f32, 3},  // heads share keys and values
       {1, 4, 35, 67, 33, false, 0, DType::f64, 4},
       {1, 4, 66, 66, 16, true, 0, DType::bf16, 2},
   };
@@ -300,7 +300,7 @@ TEST_CASE("attention kernels: NaN and infinite scores reach the result", "[atten
       run.compute(1);
       const std::vector<double> out = run.out.values(), q = run.q.values();
       for (std::size_t t = 0; t < 40; ++t) {
-        const bool is_seen = t + 30 >= 50 && !(std::isinf(bad) && q[1 + 48 * t] < 0);  // -infinity counts for nothing
+        const bool is_seen = t + 30 >= 50 && !(std::isinf(bad) && q[1 + 48 * t] < 0);  // -infinity counts as nothing
         INFO("query " << t << " q " << q[1 + 48 * t] << " key element " << bad);
         for (std::size_t d = 0; d < 16; ++d) CHECK(std::isnan(out[16 * t + d]) == is_seen);
       }

@@ -1,5 +1,5 @@
-// Convolutions on bf16 dot products: against the plain loops, and bit for bit the same unit's product of patches. On
-// every machine they run on the model of vdpbf16ps, and on each unit that it has.
+// Convolutions on bf16 dot products: within rounding of the plain loops, and bit for bit the unit's product of patches.
+// Every machine runs the model of vdpbf16ps, and each of its units.
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ using namespace conv_test;
 
 namespace {
 
-constexpr double factor = 8;  // chains of 1024 in place of 256, and products in pairs
+constexpr double factor = 8;  // chains of 1024 instead of 256, and products in pairs
 
 void check_all(const ConvShape& s, DType out, bool accumulate) {
   const Tensors t(s, DType::bf16);
@@ -49,7 +49,7 @@ std::vector<std::uint16_t> patches(const ConvShape& s, const Data& x) {
   return rows;
 }
 
-/// C of a gemm() on the unit in force.
+/// C of a gemm() on the current unit.
 Data product(GemmArgs g) {
   Data c(DType::f32, g.m * g.n, 99);
   g.c = c.bytes.data();
@@ -60,7 +60,7 @@ Data product(GemmArgs g) {
   return c;
 }
 
-/// The input's gradient with stride 1 as a product: windows of dy around each pixel, and filters turned around.
+/// The input's gradient with stride 1 as a product: windows of dy around each pixel, and reversed filters.
 Data product_of_turned(const ConvShape& s, const Tensors& t) {
   ConvShape back = s;
   back.height = s.out_height(), back.width = s.out_width(), back.channels = s.filters;
@@ -84,20 +84,20 @@ Data product_of_turned(const ConvShape& s, const Tensors& t) {
   return product(g);
 }
 
-/// The input's gradient with a stride as one product for each pixel: the windows of dy that reach it, last tap first,
-/// and their weights. `taps` and `positions` are found by trying all: out * stride = in + pad - tap.
+/// The input's gradient with a stride, as one product per pixel: the windows of dy that reach it, last tap first, and
+/// their weights. Tries all taps: out * stride = in + pad - tap.
 Data product_pixel_by_pixel(const ConvShape& s, const Tensors& t) {
   const auto* const weight = reinterpret_cast<const std::uint16_t*>(t.weight.bytes.data());
   const auto* const dy = reinterpret_cast<const std::uint16_t*>(t.dy.bytes.data());
   Data dx(DType::f32, s.images * s.height * s.width * s.channels, 0);
-  std::fill(dx.bytes.begin(), dx.bytes.end(), std::byte{0});  // what no tap reaches
+  std::fill(dx.bytes.begin(), dx.bytes.end(), std::byte{0});  // for pixels that no tap reaches
   for (std::int64_t pixel = 0; pixel < s.images * s.height * s.width; ++pixel) {
     const std::int64_t n = pixel / (s.height * s.width), h = pixel / s.width % s.height, w = pixel % s.width;
     std::vector<std::uint16_t> row, right;  // (1, taps and filters), (taps and filters, channels)
     for (std::int64_t kh = s.kernel_h; kh-- > 0;) {
       for (std::int64_t kw = s.kernel_w; kw-- > 0;) {
         const std::int64_t y = h + s.pad_top - kh, x = w + s.pad_left - kw;
-        if (y % s.stride_h != 0 || x % s.stride_w != 0) continue;  // of another phase
+        if (y % s.stride_h != 0 || x % s.stride_w != 0) continue;  // another phase
         const std::int64_t oh = y / s.stride_h, ow = x / s.stride_w;
         const bool is_inside = y >= 0 && oh < s.out_height() && x >= 0 && ow < s.out_width();
         for (std::int64_t o = 0; o < s.filters; ++o) {
@@ -129,7 +129,7 @@ TEST_CASE("conv_bf16: every unit against the plain loops", "[conv][precision]") 
       check_all(s, DType::bf16, false);
       check_all(s, DType::f32, true);
     }
-    // Above one block of 1024 of each sum, above one tile of 1024 rows.
+    // More than one block of 1024 in each sum, and more than one tile of 1024 rows.
     check_all(shape(1, 6, 130, 40, 3, 1, 1), DType::f32, false);
     check_all(shape(3, 20, 8, 33, 3, 1, 1), DType::f16, false);
     check_all(shape(1, 5, 40, 300, 3, 1, 1), DType::f32, true);
@@ -195,7 +195,7 @@ TEST_CASE("conv_bf16: the bits of the unit's product of patches, on any number o
       CHECK(dx.bytes == computed(d, 2).bytes);
       if (s.stride_h == 1) CHECK(dx.bytes == product_of_turned(s, t).bytes);
 
-      // One image alone has the bits that it has among others.
+      // A single image has the bits that it has in a batch.
       ConvForwardArgs alone = f;
       alone.shape.images = 1;
       const Data first = computed(alone, 2);
@@ -208,7 +208,7 @@ TEST_CASE("conv_bf16: the input's gradient of a stride has the bits of each phas
   const Settings settings;
   for (const DotUnit unit : supported_units(DType::bf16)) {
     const Bf16On forced(unit);
-    for (const ConvShape& s : {shape(2, 9, 40, 70, 3, 2, 1), shape(1, 8, 33, 130, 1, 2, 0),  // odd pixels see nothing
+    for (const ConvShape& s : {shape(2, 9, 40, 70, 3, 2, 1), shape(1, 8, 33, 130, 1, 2, 0),  // no tap on odd pixels
                                shape(2, 7, 24, 300, 5, 2, 2), shape(1, 7, 20, 9, 2, 3, 0)}) {
       INFO(describe(s, DType::bf16) << " unit " << to_string(unit));
       const Tensors t(s, DType::bf16);
@@ -243,7 +243,7 @@ TEST_CASE("conv_bf16: workspaces, and what is converted instead", "[conv][precis
       CHECK(conv_workspace_bytes(f, 4) <= most);
       CHECK(conv_workspace_bytes(d, 4) <= most);
       CHECK(conv_workspace_bytes(w, 4) <= most);
-      CHECK((conv_workspace_bytes(d, 4) == converted) == (s.channels == 3));  // few channels as without the unit
+      CHECK((conv_workspace_bytes(d, 4) == converted) == (s.channels == 3));  // few channels take no unit
     }
   }
 }

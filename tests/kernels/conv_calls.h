@@ -1,5 +1,5 @@
 #pragma once
-// Convolutions computed in guarded workspaces, and held against the plain loops.
+// Computes convolutions in guarded workspaces and compares them with the plain loops.
 
 #include <algorithm>
 #include <cmath>
@@ -45,8 +45,8 @@ inline Data computed(ConvWeightGradArgs args, int threads) {
   return dweight;
 }
 
-/// Elements of `got` that are further from `want` (f64) than `depth` roundings in the type of arithmetic and one at the
-/// store allow; `factor` as many.
+/// Number of elements of `got` that differ from `want` (f64) by more than `depth` roundings in the type of arithmetic
+/// and one at the store; `factor` multiplies the roundings.
 inline int differences(const Data& got, const Data& want, DType operands, std::int64_t depth, double factor = 1) {
   const double arithmetic =
       factor * epsilon(operands == DType::f64 ? DType::f64 : DType::f32) *
@@ -60,7 +60,7 @@ inline int differences(const Data& got, const Data& want, DType operands, std::i
   return count;
 }
 
-/// Winograd's sums are of larger terms, which cancel.
+/// Winograd's sums have larger terms, which cancel.
 inline double factor_of(const ConvShape& s) { return conv_detail::winograd_pays(s) ? 2 : 1; }
 
 struct Tensors {
@@ -98,7 +98,7 @@ inline ConvWeightGradArgs weight_grad_args(const ConvShape& s, DType dtype, cons
   return args;
 }
 
-/// The checks compute with every instruction set of `sets` and once with the plain loops. `factor`: roundings allowed.
+/// The checks compute with every set of `sets` and once with the plain loops. `factor` multiplies the allowed roundings.
 inline void check_forward(const ConvShape& s, DType dtype, DType out_dtype, const Tensors& t,
                           const std::vector<Isa>& sets, double factor = 0) {
   ConvForwardArgs args = forward_args(s, dtype, t);

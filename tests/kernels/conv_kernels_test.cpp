@@ -1,4 +1,4 @@
-// Convolution kernels: forward and the three gradients against the plain loops, as adjoints of each other, and the
+// Convolution kernels: forward and the three gradients against the plain loops, as adjoints of each other, and their
 // bits.
 
 #include <algorithm>
@@ -64,7 +64,7 @@ TEST_CASE("conv kernels: random shapes against the plain loops", "[conv]") {
 
 TEST_CASE("conv kernels: in a narrow dtype they are those of the same numbers in f32, rounded once", "[conv]") {
   Settings settings;
-  const Bf16On converted(std::nullopt);  // not on a unit that sums in another order
+  const Bf16On converted(std::nullopt);  // no unit that sums in another order
   for (const Isa set : supported()) {
     set_isa(set);
     for (const ConvShape& s : shapes()) {

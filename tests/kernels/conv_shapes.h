@@ -1,5 +1,5 @@
 #pragma once
-// Shapes of convolutions that meet every path of the kernels, and what is counted of them.
+// Shapes of convolutions that reach every path of the kernels, and their numbers of elements.
 
 #include <cstdint>
 #include <string>
@@ -30,13 +30,13 @@ inline ConvShape shape(std::int64_t images, std::int64_t size, std::int64_t chan
   return s;
 }
 
-/// Lines long enough for the weight's gradient to read them in place.
+/// Makes lines long enough for the weight's gradient to read them in place.
 inline ConvShape wide(ConvShape s, std::int64_t width) {
   s.width = width;
   return s;
 }
 
-/// Everything different in height and width.
+/// All sizes differ in height and width.
 inline ConvShape uneven(std::int64_t groups) {
   ConvShape s = shape(2, 11, 3 * groups, 5 * groups, 3, 2, 0, 1, groups);
   s.width = 8;
@@ -50,7 +50,7 @@ inline ConvShape uneven(std::int64_t groups) {
   return s;
 }
 
-/// Another padding on every side.
+/// Different padding on every side.
 inline ConvShape off_center() {
   ConvShape s = shape(2, 9, 32, 32, 3, 1, 0);
   s.pad_top = 4;
@@ -93,7 +93,7 @@ inline std::vector<ConvShape> shapes() {
       shape(2, 2, 3, 4, 5, 1, 1),
       shape(1, 4, 0, 4, 3, 1, 1),  // no output; no channels
       shape(8, 2, 64, 20, 3, 1, 1),
-      shape(3, 5, 70, 6, 3, 1, 1),  // many channels: what lies in the padding is left out
+      shape(3, 5, 70, 6, 3, 1, 1),  // many channels: the padding is left out
       shape(3, 4, 9, 70, 3, 1, 1),
       shape(9, 2, 65, 66, 3, 1, 1),
       shape(2, 6, 64, 5, 3, 2, 1),
@@ -116,7 +116,7 @@ inline std::vector<ConvShape> shapes() {
       shape(5, 16, 32, 32, 3, 1, 1),  // tiles in several segments
       shape(0, 8, 32, 32, 3, 1, 1),
       off_center(),
-      shape(2, 13, 37, 37, 3, 1, 1, 1, 37),  // a filter for each channel
+      shape(2, 13, 37, 37, 3, 1, 1, 1, 37),  // a filter per channel
       shape(2, 14, 48, 48, 3, 2, 1, 1, 48),
       shape(1, 12, 33, 33, 5, 1, 2, 1, 33),
       shape(2, 9, 20, 20, 3, 3, 1, 2, 20),

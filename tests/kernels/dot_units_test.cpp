@@ -1,4 +1,4 @@
-// Which units products run on: the table of measured rates, names and environment variables, and what a machine lacks.
+// The units that products run on: measured rates, names and environment variables, and units that a machine lacks.
 
 #include <thimble/core/kernels/cpu/base/units.h>
 
@@ -33,7 +33,7 @@ std::string error_of(void (*set)(std::string_view, std::string_view), const char
   return {};
 }
 
-/// A variable of the environment, put back.
+/// Sets an environment variable for a scope.
 struct Variable {
   Variable(const char* name, const char* value) : name(name) {
     if (const char* const text = std::getenv(name)) before = text;
@@ -109,7 +109,7 @@ TEST_CASE("units: the best unit follows the instruction set", "[units]") {
     if (set == Isa::generic) CHECK(*unit == DotUnit::generic);
     if (set == Isa::avx2) CHECK(*unit == DotUnit::avx2);
     if (set != Isa::avx512) CHECK_FALSE(best_dot_unit(DType::bf16));
-    CHECK(best_dot_unit(DType::bf16) != DotUnit::generic);  // the model is for those who ask for it
+    CHECK(best_dot_unit(DType::bf16) != DotUnit::generic);  // the model must be asked for
   }
   CHECK_FALSE(is_supported(DotUnit::avx2, DType::bf16));
   CHECK_FALSE(is_supported(DotUnit::amx, DType::i8));
@@ -146,8 +146,8 @@ TEST_CASE("units: a choice holds for all products, and none is the plain way", "
 }
 
 TEST_CASE("units: each operation asks for its own way", "[units]") {
-  // Under a choice for all, workspaces of the three differ from those of the conversion; automatic ones are the one or
-  // the other by the table.
+  // If one unit is chosen for all three, their workspaces differ from the conversion's; automatic ones equal the one or
+  // the other, by the table.
   const Settings settings;
   set_isa(best_isa());
   ConvForwardArgs f;
@@ -169,7 +169,7 @@ TEST_CASE("units: each operation asks for its own way", "[units]") {
   };
   set_unit_choice(DType::bf16, UnitChoice::none());
   const std::vector<std::size_t> converted = bytes();
-  set_unit_choice(DType::bf16, UnitChoice::on(DotUnit::generic));  // all units need the same
+  set_unit_choice(DType::bf16, UnitChoice::on(DotUnit::generic));  // all units need as much
   const std::vector<std::size_t> on_unit = bytes();
   set_unit_choice(DType::bf16, {});
   const std::vector<std::size_t> automatic = bytes();
@@ -219,7 +219,7 @@ TEST_CASE("units: names, and what this machine lacks", "[units]") {
     INFO(wrong);
     CHECK(error_of(set_units, wrong).find("this machine") != std::string::npos);
   }
-  // Within the instruction set in force: no unit of another one.
+  // Within the instruction set in force: no unit of another set.
   set_isa(Isa::generic);
   CHECK(available_units() == "auto, none");
   CHECK_FALSE(error_of(set_units, "bf16").empty());
@@ -242,6 +242,6 @@ TEST_CASE("units: the environment, and the line that says it all", "[units]") {
   {
     const Variable isa_text("THIMBLE_ISA", ""), units_text("THIMBLE_UNITS", "");
     set_from_environment();
-    CHECK(isa() == Isa::generic);  // empty: as it was
+    CHECK(isa() == Isa::generic);  // empty: unchanged
   }
 }

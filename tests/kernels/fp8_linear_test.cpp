@@ -1,4 +1,4 @@
-// FP8 products: codes bit by bit, results against the scalar twin, what is kept, and what is refused.
+// FP8 products: codes bit by bit, results against the scalar twin, kept bytes, and refusals.
 
 #include "support/fp8_twin.h"
 
@@ -68,7 +68,7 @@ void check_near(const Tensor& got, const Product& expected, double of_magnitude,
   CHECK(worst <= 1);
 }
 
-/// Calls f with bf16 products on every unit that this machine has, and with their conversion to f32.
+/// Calls f with bf16 products on every unit of this machine, and with their conversion to f32.
 template <class F>
 void on_every_unit(F&& f) {
   std::vector<std::optional<kernels::DotUnit>> ways{std::nullopt};
@@ -154,12 +154,12 @@ TEST_CASE("fp8: what is not finite", "[fp8]") {
     }
     CHECK(std::isnan(got[2]) == (code == DType::f8e4m3));
     CHECK(got[5] == largest(code));  // finite, so it saturates
-    // A scale that must come from such values makes all of them NaN: nothing passes for a number.
+    // A scale from such values makes every code NaN: none passes as a number.
     for (const float v : to_host<float>(to_dtype(fp8_encode(x, Fp8Role::x, use, none).values, DType::f32))) {
       CHECK(std::isnan(v));
     }
   }
-  // In blocks it is the block.
+  // With block scales, only the block.
   Tensor wide = zeros({2, 256}, DType::f32);
   {
     const WritePin pin(wide);
@@ -173,7 +173,7 @@ TEST_CASE("fp8: what is not finite", "[fp8]") {
 }
 
 TEST_CASE("fp8_linear: where nothing is rounded it is linear(), bit by bit", "[fp8]") {
-  // Integers up to 7 with 7 among them are FP8 numbers under every scale that results, and their sums are exact.
+  // Integers up to 7, with 7 among them, are exact in FP8 under every resulting scale, and so are their sums.
   const auto integers = [](const Shape& shape, int seed) {
     std::vector<float> values;
     for (std::int64_t i = 0; i < shape.elements(); ++i)
@@ -208,12 +208,12 @@ TEST_CASE("fp8_linear: where nothing is rounded it is linear(), bit by bit", "[f
 }
 
 TEST_CASE("fp8_linear: values and gradients against the scalar twin", "[fp8]") {
-  // In f32 the error is that of a sum of k products; in bf16 half a unit of the result's last place besides.
+  // In f32 the error of a sum of k products; in bf16 plus half a unit in the result's last place.
   for (const Fp8Format& format : formats()) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const bool is_in_out : {false, true}) {
         INFO("format " << static_cast<int>(format.scaling) << ", " << to_string(dtype) << ", in-out " << is_in_out);
-        constexpr std::int64_t rows = 75, in = 160, out = 144;  // blocks that are cut off
+        constexpr std::int64_t rows = 75, in = 160, out = 144;  // incomplete blocks
         const Tensor x = spread({rows, in}, 3, dtype, 1), dy = spread({rows, out}, 1e-3, dtype, 4);
         const Tensor weight = spread(is_in_out ? Shape{in, out} : Shape{out, in}, 0.1, dtype, 2);
         const Tensor bias = zeros({out}, dtype);
@@ -251,7 +251,7 @@ TEST_CASE("fp8_linear: windows and threads change no bit", "[fp8]") {
     CHECK(bytes_of(one.y) == bytes_of(three.y));
     CHECK(bytes_of(one.dx) == bytes_of(three.dx));
     CHECK(bytes_of(one.dweight) == bytes_of(three.dweight));
-    // Rows of the second window are those of a call of their own, where a scale does not join them with others.
+    // The second window's rows equal a separate call's, unless a common scale joins them with other rows.
     if (format.scaling != Fp8Scaling::block) continue;
     const NoGrad off;
     const Tensor part = from_host(

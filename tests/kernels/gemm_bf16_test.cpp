@@ -1,5 +1,5 @@
-// gemm() of bf16 on dot products: a scalar twin bit for bit, the conversion path within rounding, and the promise that
-// an element's bits depend on k alone. On every machine they run on the model of vdpbf16ps, and on each unit it has.
+// gemm() of bf16 on dot products: the bits of a scalar twin, the conversion path within rounding, and an element's bits
+// depend only on k. Every machine runs the model of vdpbf16ps, and each of its units.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ using namespace gemm_test;
 
 namespace {
 
-/// Elements of a stored matrix: rows x columns with the strides in g.
+/// Length of a stored matrix: rows x columns with the strides in g.
 std::int64_t span_of(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
   return rows == 0 || columns == 0 ? 1 : (rows - 1) * row_stride + (columns - 1) * column_stride + 1;
 }
@@ -30,8 +30,8 @@ float at(const Data& data, std::int64_t i) {
 }
 
 /// The unit's sum, in blocks of 1024 that are added in order. AVX-512: pairs in ascending k, the odd element first,
-/// each a fused multiply-add. AMX: every 32 elements the even ones' sum plus that of the odd ones is added. (Operands
-/// and sums here are no subnormals, which units take for zero.)
+/// each a fused multiply-add. AMX: for every 32 elements, adds the sum of the even ones plus the sum of the odd ones.
+/// (Operands and sums here are not subnormal; units flush subnormals to zero.)
 float twin(DotUnit unit, const GemmArgs& g, const Data& a, const Data& b, std::int64_t i, std::int64_t j) {
   const auto left = [&](std::int64_t p) { return p < g.k ? at(a, i * g.a_row_stride + p * g.a_column_stride) : 0.0F; };
   const auto right = [&](std::int64_t p) { return p < g.k ? at(b, p * g.b_row_stride + j * g.b_column_stride) : 0.0F; };
@@ -162,7 +162,7 @@ TEST_CASE("gemm_bf16: every unit, epilogue and layout against the conversion to 
           compare(dot_before, converted_before);
           // Sums of 75 products below 1: about 5. One more rounding of the result may differ.
           CHECK(worst <= (out == DType::f32 ? 1e-5 : 16 * epsilon(out)));
-          if (out == DType::f32) CHECK(dot.bytes != converted.bytes);  // both ways were taken
+          if (out == DType::f32) CHECK(dot.bytes != converted.bytes);  // both paths were taken
         }
       }
     }
@@ -242,7 +242,7 @@ TEST_CASE("gemm_bf16: batches, more rows than a tile, and empty sums", "[gemm][p
     GemmArgs batch = plain(5, 6, 7, DType::bf16);
     batch.batch_rank = 2;
     batch.batch[0] = {3, 35, 0, 2 * 30, 0};  // b is shared
-    batch.batch[1] = {2, 0, 42, 30, 0};      // a is
+    batch.batch[1] = {2, 0, 42, 30, 0};      // a is shared
     check(batch, 3 * 35, 2 * 42, 6 * 30);
     check(plain(1100, 33, 8, DType::bf16), 1100 * 8, 8 * 33, 1100 * 33);
     check(plain(4, 5, 0, DType::bf16), 1, 1, 20);

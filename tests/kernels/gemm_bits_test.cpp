@@ -1,4 +1,4 @@
-// The promise of matmul that the bits of an element depend on k alone.
+// Matmul promises that the bits of an element depend only on k.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 using namespace gemm_test;
 
 TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
-  Settings settings;  // and whatever unit bf16 runs on
+  Settings settings;  // with any unit for bf16
   constexpr std::int64_t m = 70, n = 131;
   for (const Isa set : supported()) {
     set_isa(set);
@@ -35,7 +35,7 @@ TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
           compute(g, threads);
           CHECK(other.bytes == whole.bytes);
         }
-        // Rows alone, in pairs, in thirteens; each a matmul of its own.
+        // Single rows, pairs and thirteens, each as a separate matmul.
         for (const std::int64_t rows : {1, 2, 13}) {
           Data other(dtype, m * n, 9);
           for (std::int64_t row = 0; row < m; row += rows) {
@@ -47,7 +47,7 @@ TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
           }
           CHECK(other.bytes == whole.bytes);
         }
-        // Columns alone and in groups.
+        // Single columns and groups.
         for (const std::int64_t columns : {1, 17}) {
           Data other(dtype, m * n, 9);
           for (std::int64_t column = 0; column < n; column += columns) {
@@ -60,7 +60,7 @@ TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
           }
           CHECK(other.bytes == whole.bytes);
         }
-        // The same matrices stored turned, and at odd addresses.
+        // The same matrices transposed, and at odd addresses.
         Data a_turned(dtype, m * k + 1, 0), b_turned(dtype, k * n + 1, 0), c_turned(dtype, m * n, 9);
         const auto turn = [&](const Data& from, Data& to, std::int64_t rows, std::int64_t columns) {
           for (std::int64_t i = 0; i < rows; ++i) {
@@ -80,7 +80,7 @@ TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
           turned.c = c_turned.bytes.data();
           compute(turned, threads);
           CHECK(c_turned.bytes == whole.bytes);
-          // And C turned as well: compared element by element.
+          // C transposed, too: compared element by element.
           turned.c_row_stride = 1;
           turned.c_column_stride = m;
           compute(turned, threads);
@@ -121,7 +121,7 @@ T chain(const std::vector<double>& a, const std::vector<double>& b, std::int64_t
 
 TEST_CASE("gemm: AVX2 and AVX-512 have the bits of a scalar twin", "[gemm]") {
   Settings settings;
-  const Bf16On converted(std::nullopt);  // not on a unit that sums in another order
+  const Bf16On converted(std::nullopt);  // no unit that sums in another order
   constexpr std::int64_t m = 33, n = 70, k = 600;
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f8e4m3}) {
     const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -137,7 +137,7 @@ TEST_CASE("gemm: AVX2 and AVX-512 have the bits of a scalar twin", "[gemm]") {
     GemmArgs g = plain(m, n, k, dtype);
     g.a = a.bytes.data();
     g.b = b.bytes.data();
-    std::vector<std::byte> activated;  // by the first of the sets
+    std::vector<std::byte> activated;  // from the first set
     for (const Isa set : fused()) {
       INFO(to_string(set) << " " << to_string(dtype));
       set_isa(set);
@@ -155,7 +155,7 @@ TEST_CASE("gemm: AVX2 and AVX-512 have the bits of a scalar twin", "[gemm]") {
 
 TEST_CASE("gemm: in a narrow dtype it is that of the same numbers in f32, rounded once", "[gemm]") {
   Settings settings;
-  const Bf16On converted(std::nullopt);  // not on a unit that sums in another order
+  const Bf16On converted(std::nullopt);  // no unit that sums in another order
   for (const Isa set : supported()) {
     set_isa(set);
     for (const DType dtype : {DType::f16, DType::bf16, DType::f8e5m2}) {
@@ -166,7 +166,7 @@ TEST_CASE("gemm: in a narrow dtype it is that of the same numbers in f32, rounde
           INFO(to_string(set) << " " << to_string(dtype) << " " << name(layout) << " accumulate " << accumulate);
           Data a(dtype, room, 1);
           const Data b(dtype, room, 2), bias(dtype, n, 3);
-          // Rows, and columns where it is turned, of NaN and of what is too large, beside others in a microtile.
+          // Rows of NaN and of too large values (columns if transposed), next to other rows in a microtile.
           const double most = 1e30, nan = std::numeric_limits<double>::quiet_NaN();
           store_f64(&nan, a.bytes.data() + 5 * k * size_of(dtype), dtype, 1, 1);
           store_f64(&most, a.bytes.data() + 17 * k * size_of(dtype), dtype, 1, 1);

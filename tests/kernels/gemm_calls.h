@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of matmul share: the call with a guarded workspace, and memory layouts.
+// Helpers of the tests of matmul: the call with a guarded workspace, and memory layouts.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 

@@ -1,5 +1,5 @@
-// Plain products with few rows are computed where they lie (core/kernels/cpu/matmul/gemm_driver.h), and their bits are
-// those of the driver that takes all others.
+// Plain products with few rows are computed directly from their operands (core/kernels/cpu/matmul/gemm_driver.h), with
+// the bits of the driver for all other products.
 
 #include <cmath>
 #include <cstring>
@@ -22,7 +22,7 @@ bool has_avx512() {
   return false;
 }
 
-// The product by the driver, in C with rows as far apart: AVX2 has its bits and no direct way.
+// The driver's product, in a C with rows as far apart: AVX2 has the driver's bits and no direct path.
 std::vector<std::byte> by_driver(GemmArgs g, const std::vector<std::byte>& c) {
   std::vector<std::byte> result = c;
   g.c = result.data();
@@ -42,7 +42,7 @@ TEST_CASE("gemm_direct: has the driver's bits and writes nothing else", "[gemm]"
   struct Sizes {
     std::int64_t m, n, k;
   };
-  // Every number of rows and of vectors in a last microtile, ends within a vector, and sums of none, one and more
+  // Every number of rows and of vectors in a last microtile, ends within a vector, and sums of zero, one and several
   // blocks.
   std::vector<Sizes> all{{64, 64, 64}, {37, 130, 513}, {200, 590, 700}, {512, 61, 257}, {5, 640, 256}, {40, 64, 0}};
   for (std::int64_t m = 1; m <= 17; ++m) all.push_back({m, 80, 9});
@@ -59,7 +59,7 @@ TEST_CASE("gemm_direct: has the driver's bits and writes nothing else", "[gemm]"
     const Data a(DType::f32, s.m * g.a_row_stride, 1), b(DType::f32, s.k * g.b_row_stride + 1, 2);
     Data c(DType::f32, s.m * g.c_row_stride, 9);
     g.a = a.bytes.data();
-    g.b = b.bytes.data() + sizeof(float);  // rows lie across cache lines
+    g.b = b.bytes.data() + sizeof(float);  // rows cross cache lines
     for (const double alpha : {1.0, 0.3}) {
       g.alpha = alpha;
       const std::vector<std::byte> right = by_driver(g, c.bytes);
@@ -104,7 +104,7 @@ TEST_CASE("gemm_direct: takes what stays near and has no epilogue", "[gemm]") {
   CHECK(takes(plain(512, 512, 512)));
   CHECK_FALSE(takes(plain(513, 512, 512)));
   CHECK_FALSE(takes(plain(64, 31, 64)));
-  CHECK_FALSE(takes(plain(64, 49, 64)));      // 15 of 64 columns in vain
+  CHECK_FALSE(takes(plain(64, 49, 64)));      // wastes 15 of 64 columns
   CHECK_FALSE(takes(plain(64, 1040, 1040)));  // more than 4 MiB
   CHECK_FALSE(takes(plain(64, 2048, 256)));   // 256 rows, 8 KiB apart
   CHECK(takes(plain(64, 2048, 64)));
@@ -129,8 +129,8 @@ TEST_CASE("gemm_direct: takes what stays near and has no epilogue", "[gemm]") {
   CHECK(takes(scaled));
 }
 
-// ---- Sums over a part of k lie in C where its rows can hold them, else in scratch; a copied left operand is opened a
-// few rows at a time; panels may be narrower than a microtile. None of that shows in a result.
+// ---- Partial sums over k are in C if its rows can hold them, otherwise in scratch; a copied left operand is unpacked
+// a few rows at a time; panels may be narrower than a microtile. None of this changes a result.
 
 using namespace gemm_test;
 
@@ -140,7 +140,7 @@ struct Sizes {
   std::int64_t m, n, k;
 };
 
-// Element (i, j) of `rows` equals that of `strided`, and the bytes between elements do not change.
+// Whether `rows` and `strided` have equal elements, and the bytes between elements are unchanged.
 bool is_same(const Data& rows, std::int64_t row_stride, const Data& strided, std::int64_t n, const Sizes& s,
              std::size_t element) {
   const Data untouched(rows.dtype, 1, 9);
@@ -203,20 +203,20 @@ TEST_CASE("gemm: sums that lie in C need no workspace", "[gemm]") {
   for (const Isa set : supported()) {
     set_isa(set);
     GemmArgs g = plain(512, 768, 768), added = g;
-    added.accumulate = true;  // C holds something else
+    added.accumulate = true;  // C has other contents
     CHECK(gemm_workspace_bytes(g, 1) + std::size_t{64} * 1024 < gemm_workspace_bytes(added, 1));
   }
 }
 
-// ---- Few rows by a large right operand (core/kernels/cpu/matmul/gemm_driver.h), and bf16 products that are turned
-// (gemm_bf16.cpp): their bits are those of the same rows among others, which other ways compute.
+// ---- Few rows times a large right operand (core/kernels/cpu/matmul/gemm_driver.h), and transposed bf16 products
+// (gemm_bf16.cpp), have the bits of the same rows in a larger product, which takes other paths.
 
 using namespace gemm_test;
 using thimble::kernels::gemm_detail::has_few_rows;
 
 namespace {
 
-constexpr std::int64_t all_rows = 20;  // of the product that the few are a part of
+constexpr std::int64_t all_rows = 20;  // of the larger product
 
 struct Case {
   std::int64_t m, n, k;
@@ -247,7 +247,7 @@ void check(DType dtype, const Epilogue& e) {
       whole.a = a.bytes.data(), whole.b = b.bytes.data();
       whole.bias = e.has_bias ? bias.bytes.data() : nullptr;
       whole.accumulate = e.accumulates, whole.activation = e.activation, whole.alpha = e.alpha;
-      GemmArgs few = whole;  // strides are those of the whole
+      GemmArgs few = whole;  // with the whole's strides
       few.m = s.m;
       REQUIRE_FALSE(has_few_rows(whole));
       const bool is_turned = layout == Layout::b_turned || layout == Layout::both_turned;
@@ -259,7 +259,7 @@ void check(DType dtype, const Epilogue& e) {
         few.pre_activation = e.has_pre ? pre_few.bytes.data() : nullptr;
         compute(whole, 1);
         compute(few, threads);
-        // Rows of C that are not asked for stay as they were.
+        // Other rows of C do not change.
         const std::size_t size = size_of(c_dtype);
         bool is_same = true;
         for (std::int64_t r = 0; r < all_rows; ++r) {

@@ -22,7 +22,7 @@ std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t row_st
   return rows == 0 || columns == 0 ? 1 : (rows - 1) * row_stride + (columns - 1) * column_stride + 1;
 }
 
-/// 64-bit integers cut down to a narrower dtype, as every store does.
+/// 64-bit integers truncated to a narrower dtype, like every store.
 Data wrapped(const Data& wide, DType dtype) {
   Data narrow(dtype, wide.count(), 0);
   const auto* values = reinterpret_cast<const std::int64_t*>(wide.bytes.data());
@@ -30,8 +30,8 @@ Data wrapped(const Data& wide, DType dtype) {
   return narrow;
 }
 
-/// Computes `g` with both, into copies of the same C, and compares every byte between elements and every element within
-/// what rounding in compute and storage type allows.
+/// Computes `g` with the kernel and the reference into copies of the same C, and compares all bytes between elements,
+/// and all elements within the rounding of compute and storage type.
 void check(GemmArgs g, int threads = 2) {
   std::int64_t a_count = extent(g.m, g.k, g.a_row_stride, g.a_column_stride);
   std::int64_t b_count = extent(g.k, g.n, g.b_row_stride, g.b_column_stride);
@@ -51,7 +51,7 @@ void check(GemmArgs g, int threads = 2) {
   g.b = b.bytes.data();
   if (g.bias != nullptr) g.bias = bias.bytes.data();
 
-  // The reference in the widest dtype, so that only the kernel's rounding is compared.
+  // The reference in the widest dtype, so that only the kernel rounds.
   const bool is_integer = !is_floating(g.dtype);
   GemmArgs r = g;
   r.c_dtype = is_integer ? DType::i64 : DType::f64;
@@ -86,7 +86,7 @@ void check(GemmArgs g, int threads = 2) {
       }
     }
   }
-  // Operands are below 1: a block's partial sums grow as sqrt(depth) / 3, and as many rounding errors, each up to half
+  // Operands are below 1: a block's partial sums grow as sqrt(depth) / 3, and `depth` rounding errors, each up to half
   // a unit of them, add up; 8 for the blocks, the bias and the activation.
   const double arithmetic = epsilon(g.dtype == DType::f64 ? DType::f64 : DType::f32) *
                             (16 + 2 * static_cast<double>(std::min<std::int64_t>(g.k, 256)));
@@ -272,7 +272,7 @@ TEST_CASE("gemm: batches broadcast and permute", "[gemm]") {
     values.batch[1] = {heads, time * time, channels, channels, 0};
     values.b_row_stride = values.c_row_stride = heads * channels;
     check(values);
-    // Six dimensions, some broadcast in a, b or the bias.
+    // Six dimensions, some of them broadcast in a, b or the bias.
     GemmArgs six = plain(3, 5, 7);
     six.batch_rank = 6;
     six.batch = {{{2, 21, 0, 480, 0},

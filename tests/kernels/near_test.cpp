@@ -1,4 +1,4 @@
-// The suite's own measure of errors: a NaN or an infinity anywhere is as far as can be.
+// The suite's measure of errors: a NaN or an infinity anywhere is infinitely far.
 
 #include "support/near.h"
 
@@ -21,7 +21,7 @@ TEST_CASE("near: NaN and infinities are never near", "[near]") {
       {{1, -2, 3}, {1, -2, 3}, 0, 0},
       {{1, -2.5, 3}, {1, -2, 3}, 0.5, 0.5 / 3},
       {{nan, 2}, {1, 2}, infinity, infinity},
-      {{1, nan, 2}, {1, 1, 2.5}, infinity, infinity},  // what comes after it does not hide it
+      {{1, nan, 2}, {1, 1, 2.5}, infinity, infinity},  // later values do not hide it
       {{1, 2}, {1, nan}, infinity, infinity},
       {{1, nan}, {1, nan}, infinity, infinity},
       {{1, infinity}, {1, 2}, infinity, infinity},

@@ -1,4 +1,4 @@
-// Convolution of 8-bit codes: every unit against the plain loops, the same bits for any number of threads, packing.
+// Convolution of 8-bit codes: every unit against the plain loops, equal bits for any number of threads, packing.
 
 #include <cstring>
 #include <random>
@@ -15,7 +15,7 @@ namespace quant_conv_test {
 using namespace thimble;
 using namespace thimble::kernels;
 
-/// A convolution with data of its own, in buffers that are as long as they must be.
+/// A convolution with its data, in buffers of the smallest allowed size.
 struct Convolution {
   QuantConvArgs args;
   std::vector<std::uint8_t> x, residual;
@@ -33,7 +33,7 @@ struct Convolution {
     x.resize(elements(shape.images * shape.height * shape.width * shape.channels));
     weight.resize(elements(shape.filters * shape.kernel_h * shape.kernel_w * shape.channels));
     outputs = elements(shape.images * shape.out_height() * shape.out_width() * shape.filters);
-    // Every third at an end of the range, where instructions that saturate would show.
+    // Every third value is at an end of the range, where instructions that saturate would show.
     for (auto& v : x) v = random() % 3 != 0 ? static_cast<std::uint8_t>(random()) : random() % 2 != 0 ? 255 : 0;
     for (auto& v : weight) v = random() % 3 != 0 ? static_cast<std::int8_t>(random() % 255 - 127) : 127;
     for (std::int64_t o = 0; o < quant_padded_filters(shape); ++o) {

@@ -16,9 +16,9 @@
 
 namespace thimble::kernels {
 
-// ---- A stored value, widened, and activations from the standard library.
+// ---- A stored value, widened; and activations from the standard library.
 
-/// Element `at` behind `base`, stored as S.
+/// Element `at` of `base`, stored as S.
 template <class T, class S>
 T reference_value(const void* base, std::int64_t at) noexcept {
   const S value = static_cast<const S*>(base)[at];

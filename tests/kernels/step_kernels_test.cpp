@@ -1,4 +1,4 @@
-// Kernels that a step's small operators are made of: bits do not depend on the instruction set or on threads.
+// The kernels of a step's small operators: bits depend on neither instruction set nor threads.
 
 #include <cmath>
 #include <cstring>
@@ -53,7 +53,7 @@ TEST_CASE("step_kernels: masks of one bit", "[step_kernels]") {
         for (std::size_t i = 0; i < x.size(); ++i) {
           if (x[i] > zero) expected[i / 8] = static_cast<std::uint8_t>(expected[i / 8] | (1u << (i % 8)));
         }
-        expected[bytes] = 0xA5;  // nothing is written behind
+        expected[bytes] = 0xA5;  // nothing is written past the end
         kernels::pack_greater(x.data(), n, zero, mask.data());
         kernels::pack_greater(wide.data(), n, zero, of_wide.data());
         CHECK(mask == expected);
@@ -121,7 +121,7 @@ TEST_CASE("step_kernels: optimizer updates have the same bits everywhere", "[ste
 
 TEST_CASE("step_kernels: sums of squares", "[step_kernels]") {
   const Settings before;
-  // One chunk and less, several stretches, and more of them than are summed at a time.
+  // Up to one chunk, several chunks, and more chunks than are summed at a time.
   for (const std::int64_t n : {0, 1, 9, 513, 140'000, 64 * 65'536 + 777}) {
     const std::vector<float> g = normal(n, 5);
     double exact = 0;
@@ -139,7 +139,7 @@ TEST_CASE("step_kernels: sums of squares", "[step_kernels]") {
         CHECK(sum == first);
         CHECK(std::fabs(sum - exact) <= 1e-12 * exact);
       }
-      // Of narrow gradients they are those of the same numbers in f32.
+      // Narrow gradients have the sums of their values in f32.
       for (const DType dtype : {DType::f16, DType::bf16, DType::f8e5m2}) {
         INFO(n << " elements, " << kernels::to_string(isa) << ", " << to_string(dtype));
         std::vector<std::byte> narrow(g.size() * size_of(dtype));

@@ -1,5 +1,5 @@
 #pragma once
-// References of the normalisations in f64, and what their tests share.
+// References of the normalisations in f64, and helpers of their tests.
 
 #include <algorithm>
 #include <cmath>
@@ -20,8 +20,8 @@ inline double weight_of(const NormArrays& in, std::size_t which, std::int64_t i)
   return which < in.size() ? in[which][i] : which == 1 ? 1 : 0;
 }
 
-// (x - mean) / sqrt(variance + epsilon) weight + bias; `statistic(i)` says which mean element i belongs to,
-// `parameter(i)` which weight.
+// (x - mean) / sqrt(variance + epsilon) weight + bias; element i has mean number `statistic(i)` and weight number
+// `parameter(i)`.
 template <class S, class P>
 NormValues normalized(const NormArrays& in, S statistic, P parameter, bool is_centred, double epsilon) {
   const NormValues& x = in[0].values;
@@ -82,7 +82,7 @@ inline auto batch_reference(std::int64_t channels, bool has_residual, bool has_r
   };
 }
 
-// The same bits, shape and dtype.
+// Equal bits, shape and dtype.
 inline bool is_same(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;

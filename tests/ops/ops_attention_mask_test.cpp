@@ -1,5 +1,5 @@
-// Attention with windows, masks and documents against the plain definition: values, gradients by differences, what a
-// query that sees nothing gives, bits, and what is refused.
+// Attention with windows, masks and documents against the plain definition: values, gradients by differences, queries
+// that see nothing, bits, and refusals.
 
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,7 @@ struct Sizes {
   std::int64_t batch, queries, keys, heads, width, group = 1;
 };
 
-// What is added to the score of (b, h, t, s): -infinity where it is not seen.
+// The addend to the score of (b, h, t, s): -infinity where the key is hidden.
 using Added = std::function<double(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s)>;
 
 // softmax(q k^T / sqrt(D) + added) v: q (B, T, H, D), k and v (B, S, H / group, D); 0 where nothing is seen.
@@ -69,7 +69,7 @@ Values reference(const Sizes& n, const HostArray& q, const HostArray& k, const H
 
 double hidden_unless(bool is_seen) { return is_seen ? 0 : -INFINITY; }
 
-// A row of the operator table: attention of q (B, T, H, D), k and v, and a fourth operand where there is a mask.
+// A row of the operator table: attention of q (B, T, H, D), k and v, and with a mask a fourth operand.
 OperatorCase row(
     const std::string& name, const Sizes& n, AttentionOptions options, std::vector<Operand> mask,
     const std::function<double(const Arrays&, std::int64_t, std::int64_t, std::int64_t, std::int64_t)>& added) {
@@ -168,7 +168,7 @@ TEST_CASE("ops: attention with boolean and added masks") {
 
 TEST_CASE("ops: attention of documents side by side is that of each alone") {
   const std::int64_t heads = 2, width = 20;
-  // Documents that begin where tiles do have the bits they have alone; others are as near as another order of sums is.
+  // Documents that begin at tile borders have the bits of separate calls; others differ by the order of sums.
   for (const auto& [lengths, is_same] : {std::pair(std::vector<std::int64_t>{64, 128, 1}, true),
                                          std::pair(std::vector<std::int64_t>{3, 70, 1, 31}, false)}) {
     std::vector<std::int32_t> numbers;
@@ -213,7 +213,7 @@ TEST_CASE("ops: attention of a query that sees nothing is 0, and so are its grad
   for (const Tensor& x : {got.y, got.dq, got.dk, got.dv}) {
     for (const float value : host(x)) REQUIRE(std::isfinite(value));
   }
-  // The keys' gradients are those of a run where the query's own gradient is 0.
+  // The keys' gradients are as if dy of that query were 0.
   Tensor without = clone(dy);
   fill(view::slice(without, 1, 5, 6), 0);
   options.mask = {};
@@ -222,13 +222,13 @@ TEST_CASE("ops: attention of a query that sees nothing is 0, and so are its grad
   CHECK(thimble_test::largest_error(to_host<double>(got.dk), to_host<double>(rest.dk)) < 5e-6);
 }
 
-// As masks of the largest negative number have it for rows of padding: the scores are equal, the probabilities 1 / T.
+// As with masks of the largest negative number for padding rows: the scores are equal, the probabilities 1 / T.
 TEST_CASE("ops: attention of scores that are lost beside what is added to them") {
   for (const std::int64_t n : {5, 300}) {
     for (const DType dtype : {DType::f32, DType::f64}) {
       const Shape shape{1, n, 1, 4};
       const auto number = [](std::int64_t i, int of) { return std::sin(0.37 * static_cast<double>(i + 1) * of); };
-      std::vector<Values> all(4);  // q, k, v, dout: only of query 3
+      std::vector<Values> all(4);  // q, k, v, dout: only query 3 has a dout
       for (std::int64_t i = 0; i < 4 * n; ++i) {
         for (int of = 0; of < 4; ++of) {
           all[static_cast<std::size_t>(of)].push_back(of == 3 && i / 4 != 3 ? 0 : number(i, of + 1));
@@ -259,7 +259,7 @@ TEST_CASE("ops: attention of scores that are lost beside what is added to them")
         mean += dp[static_cast<std::size_t>(s)] / static_cast<double>(n);
       }
       for (std::int64_t s = 0; s < n; ++s) {
-        const double ds = (dp[static_cast<std::size_t>(s)] - mean) / static_cast<double>(n) / 2;  // and the scale
+        const double ds = (dp[static_cast<std::size_t>(s)] - mean) / static_cast<double>(n) / 2;  // times the scale
         for (std::int64_t d = 0; d < 4; ++d) {
           const auto i = static_cast<std::size_t>(4 * s + d);
           right_dq[static_cast<std::size_t>(d)] += ds * at(1, s, d);
@@ -285,7 +285,7 @@ TEST_CASE("ops: attention's masks that hide nothing change no bit, and what is h
   CHECK(same(run(q, k, v, wide, dy), plain));
   CHECK(same(run(q, k, v, open, dy), plain));
   CHECK(same(run(q, k, v, one, dy), plain));
-  // Keys from 100 on are padding: other values there change nothing, and get no gradient.
+  // Keys from 100 on are padding: their values change nothing, and they get no gradient.
   AttentionOptions padded = options;
   padded.mask = full({2, 1, 1, 150}, 1, DType::boolean);
   fill(view::slice(padded.mask, 3, 100, 150), 0);
@@ -298,7 +298,7 @@ TEST_CASE("ops: attention's masks that hide nothing change no bit, and what is h
   for (const Tensor& x : {after.dk, after.dv}) {
     CHECK(host(view::slice(x, 1, 100, 150)) == std::vector<float>(2 * 50 * 40, 0));
   }
-  // A window is the boolean mask that says the same, but for the order of sums.
+  // A window equals the boolean mask with the same keys, up to the order of sums.
   AttentionOptions window = options, spelled = options;
   window.window = 33;
   std::vector<std::uint8_t> sees;

@@ -1,5 +1,5 @@
 // Rows of the operator table: attention in tiles and its textbook composition; then sizes around the tiles, equality of
-// the two, masks, places of the gradients, and memory.
+// the two, masks, storage of the gradients, and memory.
 
 #include <cmath>
 #include <functional>
@@ -35,7 +35,7 @@ struct Sizes {
   std::int64_t batch, queries, keys, heads, width;
 };
 
-// Where element (b, t, h, d) of an operand lies.
+// Element (b, t, h, d) of an operand.
 using At = std::function<double(std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d)>;
 
 constexpr RandomSite site{11, 3, 5, 0x5eed5eedu};
@@ -115,7 +115,7 @@ OperatorCase row(bool is_tiled, const Sizes& n, bool causal, double p) {
     return is_tiled ? attention(in[0], n.heads, options) : attention_textbook(in[0], n.heads, options);
   };
   result.reference = [=](const Arrays& in) {
-    // The operator table's one call draws at its generator's first site outside of any module.
+    // The table's only call draws at its generator's first site, outside any module.
     RandomGenerator generator(1234);
     generator.start_pass();
     return reference(n, third(in[0], n, 0), third(in[0], n, 1), third(in[0], n, 2), causal, default_scale(n), p,
@@ -268,7 +268,7 @@ TEST_CASE("ops: attention's bits depend on a query's own keys alone") {
     CHECK(host(again_dx) == host(dx));
   }
   set_thread_count(before);
-  // One sample of the batch, under its own number.
+  // One sample of the batch, with its number in the batch.
   const auto [alone, alone_dx] = run(f, view::slice(qkv, 0, 1, 2), view::slice(dy, 0, 1, 2), 1);
   CHECK(host(alone) == host(view::slice(y, 0, 1, 2)));
   CHECK(host(alone_dx) == host(view::slice(dx, 0, 1, 2)));
@@ -278,7 +278,7 @@ TEST_CASE("ops: attention's bits depend on a query's own keys alone") {
   for (const std::int64_t end : {1, 63, 64, 100}) {
     CHECK(host(f(view::slice(qkv, 1, 0, end))) == host(view::slice(whole, 1, 0, end)));
   }
-  // With fewer queries than keys, the last ones are meant.
+  // Fewer queries than keys are the last queries.
   const auto heads_of = [&](std::int64_t i) {
     return view::reshape(view::slice(qkv, 2, i * channels, (i + 1) * channels), {3, length, heads, channels / heads});
   };
@@ -312,7 +312,7 @@ TEST_CASE("ops: attention takes views, and writes its gradient where qkv lay") {
 }
 
 TEST_CASE("ops: attention at the edges") {
-  // Scores of 1e4 apart, and blocks of keys that only later ones outweigh.
+  // Scores 1e4 apart, and blocks of keys that only later ones outweigh.
   Tensor q = full({1, 2, 1, 1}, 100), k = zeros({1, 200, 1, 1}), v = zeros({1, 200, 1, 1});
   fill(view::slice(k, 1, 199, 200), 100);
   fill(view::slice(v, 1, 199, 200), 3);
@@ -340,7 +340,7 @@ TEST_CASE("ops: attention at the edges") {
     CHECK_THROWS_AS(attention(randn({1, 4, 3, 2}), keys, keys), ShapeError);
     CHECK_THROWS_AS(attention_textbook(randn({1, 4, 3, 2}), keys, keys), ShapeError);
   }
-  // k and v that agree with q and not with each other: batch, keys, heads, width.
+  // k and v that each fit q but not each other: batch, keys, heads, width.
   const Tensor four = zeros({2, 4, 4, 6}), two = zeros({2, 3, 2, 6});
   for (const Shape& shape : {Shape{1, 3, 2, 6}, Shape{2, 1, 2, 6}, Shape{2, 3, 1, 6}, Shape{2, 3, 2, 3}}) {
     INFO(to_string(shape));
@@ -388,7 +388,7 @@ TEST_CASE("ops: attention's memory is linear in the sequence") {
     return allocated;
   };
   for (const double p : {0.0, 0.1}) {
-    // Every doubling adds twice what the one before added, exactly: a + b T bytes in all that is ever allocated.
+    // Every doubling adds twice the previous addition, exactly: all allocations together take a + b T bytes.
     std::vector<std::size_t> bytes;
     for (std::int64_t length = 1024; length <= 32768; length *= 2) bytes.push_back(measure(length, p));
     for (std::size_t i = 2; i < bytes.size(); ++i) CHECK(bytes[i] - bytes[i - 1] == 2 * (bytes[i - 1] - bytes[i - 2]));

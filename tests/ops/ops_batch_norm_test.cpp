@@ -133,7 +133,7 @@ namespace {
 
 struct FusedCase {
   DType dtype;
-  double scale;  // of weight and bias; tiny: values that round to zero of either sign
+  double scale;  // of weight and bias; if tiny, values round to zeros of both signs
   bool training;
   ops::NormTail tail;
   bool is_fused, dy_is_shared;
@@ -211,7 +211,7 @@ TEST_CASE("ops_batch_norm: fused tails have the bits of separate operators") {
 
 TEST_CASE("ops_batch_norm: relu6's gradient passes below what rounds to 6") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    const double step = dtype == DType::f16 ? 0x1p-8 : dtype == DType::bf16 ? 0x1p-5 : 0x1p-21;  // below 6
+    const double step = dtype == DType::f16 ? 0x1p-8 : dtype == DType::bf16 ? 0x1p-5 : 0x1p-21;  // just below 6
     const Tensor one = full({1}, 1, dtype), mean = full({1}, 0, dtype);
     const Tensor bias = full({1}, step / 2, dtype);
     Tensor x = from_host(std::vector<double>{6 - 2 * step, 6 - step, 6, 7, -1, 1}, {6, 1});
@@ -231,7 +231,7 @@ TEST_CASE("ops_batch_norm: relu6's gradient passes below what rounds to 6") {
       return to_host<double>(leaf.grad());
     };
     INFO(to_string(dtype));
-    // The middle between 6 - step and 6 rounds to 6, whose last digit is even; with f32 the sum rounds so by itself.
+    // The midpoint of 6 - step and 6 rounds to 6, whose last digit is even; in f32 the sum itself rounds so.
     const std::vector<double> expected{1, 0, 0, 0, 0, 1};
     CHECK(gradient(false) == expected);
     CHECK(gradient(true) == expected);
@@ -305,7 +305,7 @@ TEST_CASE("ops_batch_norm: running statistics") {
     {
       Transaction step;
       batch_norm(x, {}, {}, mean, var, options);
-      batch_norm(x, {}, {}, mean, var, options);  // sees the first one's change
+      batch_norm(x, {}, {}, mean, var, options);  // sees the first call's change
       CHECK(step.staged_count() == 2);
       step.commit();
     }
@@ -335,7 +335,7 @@ TEST_CASE("ops_batch_norm: a layer counts a batch once, also where it is run aga
 }
 
 TEST_CASE("ops_batch_norm: backward writes in place") {
-  // batch_norm_add_relu: with dy in hand, dresidual takes dy's buffer and dx takes x's, which nobody else holds.
+  // batch_norm_add_relu: dresidual reuses dy's buffer, and dx reuses x's, which has no other owner.
   const auto stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
   const Shape shape{64, 16, 32};

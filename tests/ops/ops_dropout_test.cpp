@@ -1,4 +1,4 @@
-// Rows of the operator table: dropout; then its statistics, its bits, and its place in a batch.
+// Rows of the operator table: dropout; then its statistics, its bits, and equal masks at any position in a batch.
 
 #include <cmath>
 
@@ -28,7 +28,7 @@ Tensor drop(const Tensor& x, double p, const RandomSite& at = site) { return app
 
 std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
 
-// Where the operator table's one call draws: its generator's first site outside of any module.
+// The site of the operator table's only call: its generator's first, outside any module.
 RandomSite table_site() {
   RandomGenerator generator(1234);
   generator.start_pass();
@@ -83,7 +83,7 @@ TEST_CASE("ops: dropout's mask is the site's, in every shape and dtype") {
   CHECK(host(drop(full({}, 1), 0.5))[0] == 2 * mask_of(1, 1, 0.5, site)[0]);
   CHECK(drop(Tensor::empty({0, 3}), 0.5).shape() == Shape{0, 3});
   CHECK(drop(Tensor::empty({3, 0}), 0.5).shape() == Shape{3, 0});
-  // A dropped value is 0, whatever it was.
+  // A dropped value is 0, even a NaN.
   const std::vector<float> of_nan = host(drop(full({1, 64}, NAN), 0.5)), mask = mask_of(1, 64, 0.5, site);
   for (std::size_t i = 0; i < 64; ++i) CHECK(std::isnan(of_nan[i]) == (mask[i] == 1));
 }
@@ -102,13 +102,13 @@ TEST_CASE("ops: dropout gives a micro-batch what the whole batch would have got"
     parts.insert(parts.end(), part.begin(), part.end());
   }
   CHECK(parts == whole);
-  // Another step, another call, another path: another mask.
+  // Another step, another call or another path gives another mask.
   CHECK(host(dropout(x, 0.4)) != whole);
   generator.set_step(1);
   generator.start_pass();
   CHECK(host(dropout(x, 0.4)) != whole);
   generator.set_step(0);
-  CHECK(host(dropout(x, 0.4)) != whole);  // outside of a pass
+  CHECK(host(dropout(x, 0.4)) != whole);  // outside a pass
   generator.start_pass();
   CHECK(host(dropout(x, 0.4)) == whole);
 }
@@ -144,7 +144,7 @@ TEST_CASE("ops: dropout's statistics") {
     for (const float value : y) kept += value != 0, sum += value;
     CHECK(std::abs(kept / n - (1 - p)) < 5 * sigma);
     CHECK(std::abs(sum / n - 1) < 5 * sigma / (1 - p));
-    // Every row and every column by itself, against 6 deviations of its own.
+    // Each row and each column, within 6 of its standard deviations.
     for (std::int64_t r = 0; r < rows; ++r) {
       double row = 0;
       for (std::int64_t c = 0; c < columns; ++c) row += y[static_cast<std::size_t>(r * columns + c)] != 0;

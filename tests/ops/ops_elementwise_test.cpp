@@ -188,7 +188,7 @@ TEST_CASE("ops: binary and ternary elementwise") {
   comparison("less_equal", less_equal, [](double a, double b) { return double(a <= b); });
   comparison("greater", greater, [](double a, double b) { return double(a > b); });
   comparison("greater_equal", greater_equal, [](double a, double b) { return double(a >= b); });
-  // Scales that are powers of two, so that all dtypes have the same codes; some are clipped.
+  // Scales that are powers of two, so that all dtypes give equal codes; some values are clipped.
   const auto rounded = [](const Arrays& in) {
     Values y;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -244,7 +244,7 @@ TEST_CASE("ops: binary and ternary elementwise") {
 }
 
 TEST_CASE("ops: elementwise work that is shared by threads") {
-  const std::int64_t wide = 30011;  // with two rows, four of a thread's portions
+  const std::int64_t wide = 30011;  // two rows are four portions of a thread
   const char* const why = "larger than central differences are worth; the same operators are checked above";
   OperatorCase unary_row{"silu",
                          {{{2, wide}}},
@@ -446,16 +446,16 @@ TEST_CASE("ops: sizes and numbers at the ends of their ranges") {
 
 TEST_CASE("ops: a gradient check names the first element that is wrong") {
   const Tensor x = from_host<double>({3, 0, 0}, {3});
-  const auto half = [](std::span<const Tensor> in) { return mul(in[0].detach(), in[0]); };  // half of the slope of x^2
+  const auto half = [](std::span<const Tensor> in) { return mul(in[0].detach(), in[0]); };  // half the slope of x^2
   const GradcheckResult result = gradcheck(half, std::array{x});
   CHECK_FALSE(result.passed);
   CHECK(result.report.starts_with("operand 0 (3), element 0: "));
-  CHECK(result.largest_error > 0);                                            // and not the last one
-  CHECK(gradcheck(half, std::array{x}, {.relative_tolerance = 0.6}).passed);  // of the numerical one
+  CHECK(result.largest_error > 0);                                            // not just the last one
+  CHECK(gradcheck(half, std::array{x}, {.relative_tolerance = 0.6}).passed);  // relative to the numerical one
   CHECK_FALSE(gradcheck([](std::span<const Tensor> in) { return log(in[0]); }, std::array{neg(x)}).passed);  // NaN
 }
 
-// ---- Numbers beside tensors: what a tensor of integers takes.
+// ---- Numbers and tensors of integers.
 
 TEST_CASE("ops: integers take no numbers that are none") {
   const Tensor ids = arange(4);

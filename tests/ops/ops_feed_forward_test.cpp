@@ -1,4 +1,4 @@
-// Rows of the operator table: the feed-forward layer in tiles; then what equals the whole layer, bytes, recomputation
+// Rows of the operator table: the feed-forward layer in tiles; then equality with the whole layer, bytes, recomputation
 // and edges.
 
 #include <cmath>
@@ -42,7 +42,7 @@ double through(Activation activation, double x) {
   return 0;
 }
 
-// From the definition, in f64: x, up, down and then, plain, biases where there are some; gated, the gate.
+// By definition, in f64: x, up, down, and then the biases, if any, of a plain layer, or the gate.
 std::vector<double> layer_of(const std::vector<HostArray>& in, const TiledFeedForward& op, bool is_gated) {
   const std::int64_t rows = in[0].shape[0], width = in[0].shape[1];
   const std::int64_t inner = in[1].shape[op.weight_is_in_out ? 1 : 0], outs = in[2].shape[op.weight_is_in_out ? 1 : 0];
@@ -86,7 +86,7 @@ Tensor call(const TiledFeedForward& op, const std::vector<Tensor>& in, bool is_g
                        : apply(op, in[0], in[1], none, none, in[2], none);
 }
 
-// The same out of Linear and SwiGlu.
+// The same layer, from Linear and SwiGlu.
 Tensor whole(const TiledFeedForward& op, const std::vector<Tensor>& in, bool is_gated) {
   const Tensor none;
   const bool turned = op.weight_is_in_out, has_bias = !is_gated && in.size() > 3;
@@ -156,7 +156,7 @@ TEST_CASE("ops: feed-forward layer in tiles", "[feed_forward]") {
           std::vector<Operand> operands{{{rows, width}, -1, 1}, {up, -1, 1}, {down, -1, 1}};
           if (form == 1) operands.push_back({{inner}, -1, 1}), operands.push_back({{outs}, -1, 1});
           if (is_gated) operands.push_back({up, -1, 1});
-          // All operands but the last bias, which stay where they are.
+          // All operands except the last bias, in place.
           const std::int64_t kept =
               rows * width + (is_gated ? 2 : 1) * inner * width + inner * outs + (form == 1 ? inner : 0);
           check_operator({"tiled_feed_forward, tiles of " + std::to_string(tile_rows) + ", form " +
@@ -187,7 +187,7 @@ TEST_CASE("ops: feed-forward layer in tiles equals the whole layer", "[feed_forw
           return pass(
               in, [&](const auto& all) { return call(op, all, is_gated); }, is_checkpointed);
         };
-        CHECK(tiled(0) == full);  // one tile: every bit
+        CHECK(tiled(0) == full);  // one tile: equal bits
         CHECK(tiled(51) == full);
         const double unit = dtype == DType::f64   ? 0x1p-52
                             : dtype == DType::f32 ? 0x1p-23
@@ -196,11 +196,11 @@ TEST_CASE("ops: feed-forward layer in tiles equals the whole layer", "[feed_forw
         for (const std::int64_t rows : {1, 7, 16, 50}) {
           INFO("tiles of " << rows);
           const Values values = tiled(rows);
-          CHECK(values[0] == full[0]);  // y and dx: these bits do not depend on tiles
+          CHECK(values[0] == full[0]);  // y and dx: tiles do not change these bits
           CHECK(values[1] == full[1]);
-          if (form == 1) CHECK(values[5] == full[5]);  // nor do those of the last bias's gradient
+          if (form == 1) CHECK(values[5] == full[5]);  // nor the last bias's gradient
           for (std::size_t i = 2; i < values.size(); ++i) {
-            // The whole layer's sums of 51 products in another order; a narrow dtype rounds each of them once.
+            // The whole layer adds 51 products in another order; a narrow dtype rounds each sum once.
             CHECK(largest_difference(values[i], full[i]) <= (size_of(dtype) > 2 ? 51 : 2) * unit * largest_of(full[i]));
           }
           CHECK(tiled(rows, true) == values);  // recomputed
@@ -248,7 +248,7 @@ TEST_CASE("ops: feed-forward layer in tiles makes gradients of those that need o
 }
 
 TEST_CASE("ops: feed-forward layer in tiles never holds its inner activations", "[feed_forward]") {
-  // A dry pass: the peak over operands. With a gate a tile has 2 inner results in forward and 4 in backward.
+  // A dry pass: the peak above the operands. With a gate a tile has 2 inner results in forward and 4 in backward.
   const std::int64_t rows = 4096, width = 16, inner = 512, tile = 64;
   const auto peak = [&](std::int64_t tile_rows, bool is_whole, bool has_gradients) {
     const auto stack = memory::make_resource(dry(cpu));
@@ -277,7 +277,7 @@ TEST_CASE("ops: feed-forward layer in tiles never holds its inner activations", 
   };
   const std::int64_t one = rows * inner * 4, part = tile * inner * 4, slim = rows * width * 4,
                      weight = inner * width * 4;
-  const std::int64_t packing = std::int64_t{thread_count()} << 20;  // of the products: at most
+  const std::int64_t packing = std::int64_t{thread_count()} << 20;  // of the products, at most
   CHECK(peak(0, true, false) > 2 * one);
   CHECK(peak(tile, false, false) >= slim + 2 * part);
   CHECK(peak(tile, false, false) <= slim + 2 * part + packing);

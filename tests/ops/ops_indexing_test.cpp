@@ -149,7 +149,7 @@ TEST_CASE("ops_indexing: parts of a table give the whole's rows, or zeros, and i
 }
 
 TEST_CASE("ops_indexing: an embedding's gradient is summed in f32 and rounded once") {
-  // 1000 times 1/64 in bf16: summed in bf16 it would stop at 4.
+  // 1000 times 1/64 in bf16: a sum in bf16 would stop at 4.
   Tensor table = zeros({3, 2}, DType::bf16);
   table.require_grad();
   for (const DType ids_dtype : {DType::i32, DType::i64}) {
@@ -224,7 +224,7 @@ TEST_CASE("ops_indexing: index_select") {
   for (const OperatorCase& r : rows) check_operator(r);
 }
 
-// x plus source at the places that `place` makes of an index of source.
+// x plus source, at the indices that `place` makes of source's.
 template <class F>
 IndexValues added(const IndexArrays& in, F&& place) {
   IndexValues y = in[0].values;
@@ -374,7 +374,7 @@ TEST_CASE("ops_indexing: an index out of range is named after the launch") {
     CHECK_THROWS_WITH(gather(x, 0, from_host(index, {2, 5})), "gather: index 4 at position 4, expected 0 to 3");
   }
   set_thread_count(before);
-  // A dry device has no values to look at.
+  // A dry device has no values to check.
   CHECK(embedding(Tensor::empty({10, 3}, DType::f32, dry(cpu)), Tensor::empty({6}, DType::i64, dry(cpu))).shape() ==
         Shape{6, 3});
 }
@@ -405,7 +405,7 @@ TEST_CASE("ops_indexing: concat") {
 }
 
 TEST_CASE("ops_indexing: stack") {
-  // Axis by axis: the parts of (3, 2) side by side, as a copy by index has them.
+  // Along each axis: the parts of (3, 2) side by side, copied by index.
   const auto reference = [](int axis) {
     return [=](const IndexArrays& in) {
       Shape shape = in[0].shape;
@@ -447,10 +447,10 @@ TEST_CASE("ops_indexing: concat and stack take more than a node does") {
       {
         const Recording on(tape);
         y = together();
-        loss = sum(square(y) * 0.5);  // its gradient is what was put in
+        loss = sum(square(y) * 0.5);  // its gradient is y
       }
       CHECK(to_host<double>(y) == values);
-      CHECK(to_host<double>(together()) == values);  // and without a tape
+      CHECK(to_host<double>(together()) == values);  // without a tape, too
       tape.backward(loss);
       for (std::int64_t i = 0; i < count; ++i) {
         const Tensor& part = parts[static_cast<std::size_t>(i)];
@@ -475,7 +475,7 @@ TEST_CASE("ops_indexing: concat and stack take more than a node does") {
 }
 
 TEST_CASE("ops_indexing: operators take gradients that are windows") {
-  // concat, pad and global_avg_pool hand on slices and repeats of dy instead of copies.
+  // concat, pad and global_avg_pool pass on slices and repeats of dy instead of copies.
   const std::vector<OperatorCase> rows{
       {"concat of rows",
        {{{4, 3}}, {{4, 2}}, {{2, 5}}, {{4, 6}}, {{9, 4}}, integers({4}, 0, 8)},

@@ -1,4 +1,4 @@
-// Rows of the operator table: the chunked loss head; then what equals the full head, bytes, recomputation and edges.
+// Rows of the operator table: the chunked loss head; then equality with the full head, bytes, recomputation and edges.
 
 #include <cmath>
 #include <cstdint>
@@ -28,7 +28,7 @@ namespace {
 
 using ops::LinearCrossEntropy;
 
-// From the definition, in f64.
+// By definition, in f64.
 std::vector<double> head_of(const std::vector<HostArray>& in, const LinearCrossEntropy& head) {
   const std::int64_t n = in[0].shape[0], width = in[0].shape[1], classes = in[1].shape[0];
   double total = 0, count = 0;
@@ -65,7 +65,7 @@ struct Passed {
   bool operator==(const Passed&) const = default;
 };
 
-// chunk_rows < 0: the full head.
+// chunk_rows < 0 runs the full head.
 Passed pass(const Operands& in, std::int64_t chunk_rows, double seed = 1, bool is_checkpointed = false) {
   Tensor x = clone(in.x), weight = clone(in.weight), bias = clone(in.bias);
   for (Tensor* t : {&x, &weight, &bias}) t->require_grad();
@@ -115,14 +115,14 @@ TEST_CASE("ops: linear cross entropy equals the full head", "[linear_loss]") {
     INFO(to_string(dtype));
     const Operands in(50, 40, 301, dtype);
     const Passed full_head = pass(in, -1);
-    CHECK(pass(in, 50) == full_head);  // one chunk: every bit
+    CHECK(pass(in, 50) == full_head);  // one chunk: equal bits
     CHECK(pass(in, 0) == full_head);
     const Passed full_scaled = pass(in, -1, 0.37);
     const double unit = dtype == DType::f32 ? 0x1p-23 : 0x1p-52;
     for (const std::int64_t chunk_rows : {1, 7, 16, 49}) {
       INFO("chunks of " << chunk_rows);
       const Passed chunked = pass(in, chunk_rows);
-      CHECK(chunked.loss == full_head.loss);  // these bits do not depend on chunks
+      CHECK(chunked.loss == full_head.loss);  // chunks do not change these bits
       CHECK(chunked.dx == full_head.dx);
       // Sums of 50 terms up to 3 / 40 in another order.
       CHECK(largest_difference(chunked.dweight, full_head.dweight) <= 50 * unit);
@@ -143,7 +143,7 @@ TEST_CASE("ops: linear cross entropy adds narrow chunks up in f32", "[linear_los
   const Passed expected = pass(exact, -1);
   double scale = 0;
   for (const double v : expected.dweight) scale = std::max(scale, std::abs(v));
-  // Logits and their gradients are rounded to bf16 in both; a running sum in bf16 would lose up to 256 times more.
+  // Both round logits and their gradients to bf16; a running sum in bf16 would lose up to 256 times more.
   const double once = largest_difference(pass(in, -1).dweight, expected.dweight);
   CHECK(largest_difference(pass(in, 1).dweight, expected.dweight) <= once + 0x1p-8 * scale);
 }
@@ -177,7 +177,7 @@ TEST_CASE("ops: linear cross entropy never holds the logits", "[linear_loss]") {
     return static_cast<std::int64_t>(stack.ledger->max_allocated() - before);
   };
   const std::int64_t logits = n * classes * 4, gradients = (n * width + classes * width) * 4;
-  const std::int64_t workspace = std::int64_t{thread_count()} << 20;  // packing of the products: at most
+  const std::int64_t workspace = std::int64_t{thread_count()} << 20;  // packing of the products, at most
   CHECK(peak(-1, true) > logits + gradients);
   CHECK(peak(chunk, true) < logits / 16 + gradients + workspace);
   CHECK(peak(chunk, true) < logits);
@@ -192,11 +192,11 @@ TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss
   CHECK(ops::chunk_rows_of(100'000, 65, 4) == (16 << 20) / (65 * 4));
   CHECK(ops::chunk_rows_of(2048, 50257, 4) == 128);
   CHECK(ops::chunk_rows_of(2048, 8192, 4) == 512);
-  CHECK(ops::chunk_rows_of(1 << 20, 50257, 4) == 1 << 15);  // no more than 32 chunks
+  CHECK(ops::chunk_rows_of(1 << 20, 50257, 4) == 1 << 15);  // at most 32 chunks
 }
 
 TEST_CASE("ops: linear cross entropy takes larger chunks on CUDA devices", "[linear_loss]") {
-  // A dry run counts them: chunks of 157 rows, a 32nd, on the CPU, of 2,048 there.
+  // A dry run counts them: 157 rows, a 32nd, on the CPU, and 2,048 on CUDA.
   const auto peak = [](memory::Device device, std::int64_t chunk_rows) {
     const auto stack = memory::make_resource(device);
     const ResourceScope scope(stack.top);
@@ -230,7 +230,7 @@ TEST_CASE("ops: linear cross entropy and its operands", "[linear_loss]") {
   const Tensor beyond = from_host(std::vector<std::int64_t>{0, 1, 2, 3, 4, 5}, {6});
   CHECK(refusal_test::refusal<ValueError>([&] { head(in.x, in.weight, beyond); }) ==
         "linear_cross_entropy: target 5 at row 5 is neither a class in [0, 5) nor the ignored index -100");
-  // Nothing counts, or nothing is there.
+  // No target counts, or there are no rows.
   Operands none(6, 4, 5);
   none.targets = full({6}, -100, DType::i64);
   const Passed ignored = pass(none, 2);
@@ -261,7 +261,7 @@ TEST_CASE("ops: models with a chunked head have the same loss", "[linear_loss]")
   }
 }
 
-// ---- The linear layer with a low-rank adapter as rows of the operator table.
+// ---- Rows of the operator table: the linear layer with a low-rank adapter.
 
 using namespace thimble::testing;
 
@@ -271,7 +271,7 @@ using Arrays = std::vector<HostArray>;
 constexpr std::int64_t rows = 6, in = 5, out = 4, rank = 2;
 constexpr double scale = 1.5;
 
-/// x W + bias + scale (z A^T) B^T, by hand; operands are x, W, bias, A, B, and z where there is one.
+/// x W + bias + scale (z A^T) B^T, by hand; operands are x, W, bias, A, B, and z if given.
 std::vector<double> reference(const Arrays& t, bool is_in_out, bool has_z) {
   const HostArray &x = t[0], &w = t[1], &bias = t[2], &a = t[3], &b = t[4], &z = t[has_z ? 5 : 0];
   std::vector<double> y;

@@ -61,7 +61,7 @@ auto prod_reference(int axis) {
   };
 }
 
-// Sorted by selection: the first of the smallest (or largest) that are left, NaN the largest.
+// Sorts by selection: repeatedly takes the first of the smallest (or largest) elements left; NaN is the largest.
 std::vector<std::size_t> sorted_places(const Values& line, bool is_descending) {
   std::vector<std::size_t> left(line.size()), order;
   std::iota(left.begin(), left.end(), std::size_t{0});
@@ -114,7 +114,7 @@ TEST_CASE("ops_lines: cumsum") {
                                 row({0, 3}, 0), row({3, 0}, 0), row({3, 0}, 1), row({2, 3, 300}, 1)}) {
     check_operator(r);
   }
-  OperatorCase longer = row({2, 1300}, 1);  // chunks, and a range for each thread
+  OperatorCase longer = row({2, 1300}, 1);  // chunks, and a range per thread
   longer.operands[0].low = 0.5, longer.operands[0].high = 1;
   longer.is_gradcheck_exact = false;
   longer.why_no_gradcheck = "2600 differences";
@@ -216,7 +216,7 @@ TEST_CASE("ops_lines: sort and topk") {
         row({0, 3}, 1, 3, false), row({1, 1}, 1, 1, true), row({2, 300}, 1, 299, false)}) {
     check_operator(r);
   }
-  // Ties stay in their order, in both directions; NaN is larger than all.
+  // Ties keep their order in both directions; NaN is the largest.
   const Values values{2, nan_value, -1, 2, INFINITY, -1, nan_value, 2, -INFINITY, 0};
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     const Tensor x = to_dtype(from_host(values, {10}), dtype);
@@ -270,7 +270,7 @@ TEST_CASE("ops_lines: multinomial draws classes with the weights' probabilities"
   for (std::size_t c = 0; c < 5; ++c) CHECK(std::abs(first[c] - weights[c] / 8) < 4 * std::sqrt(0.25 / n));
   CHECK(std::abs(pairs[5 * 3 + 2] - 4.0 / 8 * 3.0 / 4) < 4 * std::sqrt(0.25 / n));
 
-  // A function of the site; the same in any dtype that holds the weights, and on a CUDA device.
+  // A function of the site; equal in any dtype that holds the weights, and on a CUDA device.
   const RandomSite site{5, 3, 0, 11};
   for (const bool replaces : {false, true}) {
     const auto once = to_host<std::int64_t>(multinomial(w, 3, replaces, site));
@@ -287,7 +287,7 @@ TEST_CASE("ops_lines: multinomial draws classes with the weights' probabilities"
   CHECK_THROWS_AS(multinomial(from_host(Values{1, -1}, {2}), 1, true), ValueError);
   CHECK_THROWS_AS(multinomial(from_host(Values{1, INFINITY}, {2}), 1, true), ValueError);
   CHECK_THROWS_AS(multinomial(from_host(Values{1, nan_value}, {2}), 1), ValueError);
-  // Both kinds ask a dry device for the bytes that a real one gives.
+  // Both kinds request as many bytes on a dry device as on a real one.
   const auto bytes = [](memory::Device device, bool replaces) {
     const memory::Stack stack = memory::make_resource(device, {.trace = true});
     {

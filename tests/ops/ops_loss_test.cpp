@@ -207,7 +207,7 @@ TEST_CASE("ops: losses of pairs") {
     CHECK_THROWS_AS(row.loss(rand({3}), rand({3}, DType::f64), LossReduction::sum), DTypeError);
     CHECK(item(row.loss(Tensor::empty({0}), Tensor::empty({0}), LossReduction::sum)) == 0);
   }
-  // Only x takes a gradient: a divergence does not keep it.
+  // If only x takes a gradient, a divergence does not keep x.
   check_operator({"kl_div of fixed targets",
                   {{shape, -3, 0}, constant(shape, 0.05, 1)},
                   [](auto in) { return kl_div(in[0], in[1], LossReduction::sum); },
@@ -250,7 +250,7 @@ TEST_CASE("ops: cosine_similarity and its loss") {
     for (std::int64_t i = row * 7; i < row * 7 + 7; ++i) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
     return ab / (std::sqrt(aa) * std::sqrt(bb));
   };
-  // Beside a and b, in f64: of each row the squares, the lengths, their product and the quotient.
+  // Besides a and b, keeps in f64 for each row: the squares, the lengths, their product and the quotient.
   check_operator({"cosine_similarity",
                   {{{5, 7}}, {{5, 7}}},
                   [](auto in) { return cosine_similarity(in[0], in[1]); },
@@ -279,7 +279,7 @@ TEST_CASE("ops: cosine_similarity and its loss") {
   CHECK(item(cosine_similarity(zeros({3}), zeros({3}))) == 0);
   CHECK(item(cosine_similarity(full({1}, 1), from_host(std::vector<float>{3, 4}, {2}))) ==
         Approx(7 / (std::sqrt(2) * 5)));
-  // Squares and products far beyond f32: values and gradients as in f64.
+  // Squares and products far beyond f32 have values and gradients as in f64.
   for (const auto& [of_a, of_b] : {std::pair{1e30, 1e30}, {1e30, 1e-30}, {1e-25, 1e-30}, {1e19, 1.0}}) {
     std::vector<Values> got;
     for (const DType dtype : {DType::f32, DType::f64}) {
@@ -347,7 +347,7 @@ TEST_CASE("ops: cross entropy of long rows in every layout, thread count and ins
         same(logits, targets);
       }
       set_thread_count(before);
-      // With a fused multiply-add the same bits in vectors of any width; without, within rounding.
+      // With a fused multiply-add, vectors of any width have equal bits; without it, within rounding.
       for (const kernels::Isa set : kernel_test::fused()) {
         kernels::set_isa(set);
         same(logits, targets);
@@ -385,7 +385,7 @@ TEST_CASE("ops: cross entropy and its targets") {
   CHECK_THROWS_AS(cross_entropy(arange(3), classes_of({0})), DTypeError);
   CHECK_THROWS_AS(cross_entropy(logits, Tensor::empty({3}, DType::i64, dry(cpu))), DeviceError);
   CHECK_THROWS_AS(cross_entropy(logits, classes_of({0, 1, 2}), {-100, 1.5}), ValueError);
-  // A dry run has no targets to look at.
+  // A dry run has no targets to check.
   const Tensor dry_loss =
       cross_entropy(Tensor::empty({3, 4}, DType::f32, dry(cpu)), Tensor::empty({3}, DType::i64, dry(cpu)));
   CHECK(dry_loss.shape() == Shape{});
@@ -394,7 +394,7 @@ TEST_CASE("ops: cross entropy and its targets") {
   CHECK(std::isnan(item(ignored.loss)));
   CHECK(host(ignored.gradient) == std::vector<float>(12, 0));
   CHECK(item(cross_entropy(logits, classes_of({-100, -100, -100}), {-100, 0, LossReduction::sum})) == 0);
-  // What is ignored changes nothing, whatever its row holds.
+  // An ignored row changes nothing, whatever its values.
   Tensor poisoned = clone(logits);
   fill(view::slice(poisoned, 0, 1, 2), std::nan(""));
   const Result some = run(cross_entropy, poisoned, classes_of({3, -100, 0}), {});
@@ -435,7 +435,7 @@ TEST_CASE("ops: the fused cross entropy needs one set of logits, the textbook fo
     return static_cast<std::int64_t>(stack.ledger->max_allocated() - before);
   };
   const std::int64_t logits = n * c * 4;
-  // Fused: the logits, which become their gradient and then that of x.
+  // Fused: one buffer holds the logits, then their gradient, then x's.
   CHECK(peak(cross_entropy) < logits + 4096);
   CHECK(peak(cross_entropy_textbook) > 2 * logits);
 }
@@ -450,7 +450,7 @@ TEST_CASE("ops: cross entropy of rows whose largest score comes early, in the mi
       values[static_cast<std::size_t>(peak)] = 64;
       Tensor scores = to_dtype(from_host(values, {1, width}), dtype);
       scores.require_grad();
-      const std::vector<std::int64_t> target{7};  // -800 in every dtype; all but nothing is elsewhere than at the peak
+      const std::vector<std::int64_t> target{7};  // -800 in every dtype; nearly all probability is at the peak
       Tape tape;
       Tensor loss;
       {
@@ -463,7 +463,7 @@ TEST_CASE("ops: cross entropy of rows whose largest score comes early, in the mi
       std::size_t wrong = 0;
       for (std::size_t i = 0; i < gradient.size(); ++i) {
         const double expected = i == 7 ? -1 : static_cast<std::int64_t>(i) == peak ? 1 : 0;
-        wrong += std::abs(gradient[i] - expected) < 1e-6 ? 0 : 1;  // NaN is wrong
+        wrong += std::abs(gradient[i] - expected) < 1e-6 ? 0 : 1;  // NaN counts as wrong
       }
       CHECK(wrong == 0);
     }

@@ -45,7 +45,7 @@ HostArray transposed(const HostArray& a, std::int64_t rows, std::int64_t columns
   return t;
 }
 
-// A product per batch: a (..., M, K), b (..., K, N), or transposed; b's batch may be left out.
+// A product per batch: a (..., M, K), b (..., K, N), or transposed; b's batch may be missing.
 Values batched_product(const Arrays& in, bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t k,
                        std::int64_t n) {
   const std::int64_t batches = static_cast<std::int64_t>(in[0].values.size()) / (m * k);
@@ -236,7 +236,7 @@ TEST_CASE("ops: conv2d") {
 
 namespace {
 
-// Each input adds its products to the outputs that it meets; x (N, H, W, I), w (I, KH, KW, O / groups).
+// Each input adds its products to the outputs that it reaches; x (N, H, W, I), w (I, KH, KW, O / groups).
 Values transposed_convolution(const Arrays& in, Conv2dOptions o, std::int64_t more) {
   const Shape &x = in[0].shape, &w = in[1].shape;
   const std::int64_t filters = w[3] * o.groups;
@@ -297,7 +297,7 @@ TEST_CASE("ops: conv_transpose2d") {
   CHECK_THROWS_AS(conv_transpose2d(x, zeros({3, 3, 3, 2})), ShapeError);
   CHECK_THROWS_AS(conv_transpose2d(x, w, zeros({3})), ShapeError);
   CHECK_THROWS_AS(conv_transpose2d(zeros({3, 3, 4}), w), ShapeError);
-  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 3}), ShapeError);  // nothing is left
+  CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 3}), ShapeError);  // no output is left
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {1, 0, 1, 3}), ShapeError);
   CHECK_THROWS_AS(conv_transpose2d(x, w, {}, {2}, 2), ValueError);
   for (const bool is_high : {true, false}) {  // each side is compared with its own stride
@@ -371,7 +371,7 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK(message({2, 3, 8, 8}, {4, 5, 5, 3}) ==
         "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got input "
         "(2, 3, 8, 8), weight (4, 5, 5, 3), groups 1; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})");
-  // The fix that a message names makes the call right.
+  // The fix in a message makes the call work.
   const std::string last_first = "{0, 2, 3, 1}";
   struct Row {
     Shape image, weight;

@@ -1,4 +1,4 @@
-// Layer, RMS and group norm: rows of the operator table; what holds for all normalisations.
+// Layer, RMS and group norm: rows of the operator table; properties of all normalisations.
 
 #include <algorithm>
 #include <cmath>
@@ -173,14 +173,14 @@ TEST_CASE("ops_norm: instruction sets give the same bits") {
   }
 }
 
-// Values whose squares f32 does not hold, up to the largest f32, and values whose squares it holds with few digits:
-// against the same in f64, whose kernels the operator table holds against a reference.
+// Values whose squares overflow f32, up to the largest f32, and values whose squares have few digits in f32: compared
+// with f64, whose kernels the operator table compares with a reference.
 TEST_CASE("ops_norm: squares beyond the range of f32") {
   struct Case {
     const char* name;
     Shape shape;
     std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon)> call;
-    bool has_gradient_on_cuda = true;  // of the part of dx that goes through the statistics
+    bool has_gradient_on_cuda = true;  // for the part of dx through the statistics
   };
   const Case cases[] = {
       {"layer_norm", {3, 10}, [](auto& x, auto& w, auto& b, double e) { return layer_norm(x, w, b, e); }},

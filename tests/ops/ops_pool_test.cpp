@@ -1,4 +1,4 @@
-// Pooling: rows of the operator table, output sizes, ties, NaN, and what is kept.
+// Pooling: rows of the operator table, output sizes, ties, NaN, and kept bytes.
 
 #include <algorithm>
 #include <cmath>
@@ -34,8 +34,8 @@ struct NaivePool {
     return window.stride[axis] ? window.stride[axis] : window.kernel[axis];
   }
 
-  // Windows are added while they begin inside of the image or its leading padding, and end inside of the padded image;
-  // with ceil_mode only the first of these counts.
+  // Counts windows while they begin inside the image or its leading padding, and end inside the padded image; ceil_mode
+  // drops the second condition.
   std::int64_t out(std::size_t axis) const {
     const std::int64_t size = in[static_cast<int>(axis) + 1];
     std::int64_t count = 0;
@@ -171,7 +171,7 @@ TEST_CASE("ops_pool: global average pooling") {
        [](auto in) { return global_avg_pool(batch_norm_relu(in[0], {}, {}, {}, {})); }},
   };
   for (const OperatorCase& row : rows) check_operator(row);
-  // The sum of these overflows f16, the mean does not.
+  // Their sum overflows f16, the mean does not.
   CHECK(item(global_avg_pool(full({1, 10, 10, 1}, 60000, DType::f16))) == 60000);
 }
 
@@ -308,7 +308,7 @@ TEST_CASE("ops_pool: empty batches and errors") {
 
 namespace {
 
-// The definitions in real numbers: the place of an output among the inputs, and the inputs beside it; of an area the
+// By definition in real numbers: the position of an output among the inputs, and its neighbours; for an area, the
 // inputs that it covers.
 std::vector<std::pair<std::int64_t, double>> resampled_from(Resample mode, std::int64_t o, std::int64_t in,
                                                             std::int64_t out) {
@@ -369,7 +369,7 @@ TEST_CASE("ops: interpolate and adaptive_avg_pool2d") {
       check_operator(resample_row(x, height, width, mode));
     }
   }
-  // A pixel's outputs are exactly the ones with it among their inputs, for all sizes.
+  // A pixel lists exactly the outputs that read it, for all sizes.
   for (const Resample mode : {Resample::nearest, Resample::linear, Resample::linear_aligned, Resample::area}) {
     std::size_t wrong = 0;
     for (std::int64_t in = 1; in <= 17; ++in) {

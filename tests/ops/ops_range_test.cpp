@@ -1,5 +1,5 @@
-// Numbers at the ends of f32's range: a functor, a softmax or a loss in f32 is within rounding of the same in f64, and
-// overflows only where the result does.
+// Numbers at the ends of f32's range: a functor, a softmax or a loss in f32 is within rounding of f64, and overflows
+// only where the result does.
 
 #include <cmath>
 #include <limits>
@@ -31,10 +31,10 @@ const std::vector<float>& magnitudes() {
   return all;
 }
 
-/// Relative errors of an f32 function, or absolute ones of what backward makes of a rounded result.
+/// Relative error of an f32 function, or absolute error of a backward from a rounded result.
 bool is_near(double got, double right) {
   const auto narrow = static_cast<float>(right);
-  if (std::isnan(right)) return true;  // f64 does not know either
+  if (std::isnan(right)) return true;  // f64 has no result, either
   if (std::isinf(narrow)) return got == static_cast<double>(narrow);
   return std::abs(got - right) <= 1e-5 * std::abs(right) + 2e-7;
 }
@@ -55,7 +55,7 @@ void check_unary(const Op& op) {
         got = op.template bwd<float>(functor::In<float>{x}, dy),
         right = op.template bwd<double>(functor::In<double>{wide}, d);
       } else if constexpr (keeps == 8) {
-        if (std::isinf(narrow)) continue;  // of a result that f32 does not have
+        if (std::isinf(narrow)) continue;  // f32 does not have the result
         got = op.template bwd<float>(functor::Out<float>{narrow}, dy),
         right = op.template bwd<double>(functor::Out<double>{y}, d);
       }
@@ -155,7 +155,7 @@ TEST_CASE("ops_range: softmax, logsumexp and cross entropy of large logits") {
   }
 }
 
-// l = log sum e^x does not have the digits of log sum e^(x - max x) here.
+// Here l = log sum e^x lacks the digits of log sum e^(x - max x).
 TEST_CASE("ops_range: cross entropy of logits that differ less than their largest one rounds") {
   using namespace thimble;
   using Rows = std::vector<double>;
@@ -192,7 +192,7 @@ TEST_CASE("ops_range: variances and means of squares whose squares f32 does not 
   CHECK(item(variance(x)) == Approx(2.9166667e38));
   CHECK(item(variance(from_host(std::vector<float>{1e-23f, 3e-23f}, {2}))) == Approx(2e-46).margin(1.5e-45));
   CHECK(item(mse_loss(full({64}, 1e19), zeros({64}))) == Approx(1e38));
-  // Neither a sum nor a length is in range, their quotients are.
+  // Neither sum nor length is in range, but their quotients are.
   const Tensor largest = full({2, 4}, 3e38);
   CHECK(to_host<double>(variance(largest, -1)) == std::vector<double>{0, 0});
   CHECK(to_host<double>(variance(largest, 0, 0)) == std::vector<double>{0, 0, 0, 0});

@@ -33,8 +33,8 @@ double product_of(const HostArray& weight, std::int64_t row, const double* from,
   return sum;
 }
 
-// Operands x, h, c (LSTM only), weight_ih, weight_hh, then the biases if any. All hidden states, for an LSTM then
-// cells.
+// Operands x, h, c (LSTM only), weight_ih, weight_hh, then the biases if any. Returns all hidden states, for an LSTM
+// followed by its cells.
 Values recurrent_reference(const Arrays& in, const Sizes& s, bool is_lstm, bool is_reverse) {
   const std::size_t first = is_lstm ? 3 : 2;
   const HostArray &w_ih = in[first], &w_hh = in[first + 1];

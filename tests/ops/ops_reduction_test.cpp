@@ -1,5 +1,4 @@
-// Rows of the operator table: reductions. Then what a table cannot hold: long reductions, NaN, ties, empty tensors,
-// errors.
+// Rows of the operator table: reductions. Then cases beyond a table: long reductions, NaN, ties, empty tensors, errors.
 
 #include <algorithm>
 #include <cmath>
@@ -51,7 +50,7 @@ static_assert(names_axes<int> && !names_axes<bool> && !names_axes<double>);
 const Shape shape{3, 5, 7};
 constexpr std::int64_t n = 3 * 5 * 7;
 
-// The plain definition: gathers every output's elements and calls f on them.
+// The plain definition: gathers each output's elements and calls f on them.
 Values reduce(const HostArray& x, const std::vector<int>& axes, double (*f)(const Values&)) {
   const auto is_reduced = [&](int axis) {
     return axes.empty() || std::find(axes.begin(), axes.end(), axis) != axes.end();
@@ -258,7 +257,7 @@ TEST_CASE("ops: axes are named in every way") {
 }
 
 TEST_CASE("ops: reductions of two stages") {
-  // Longer than one stretch, along a contiguous axis and across it; 131,073 elements are three stretches.
+  // Longer than one range, along a contiguous axis and across it; 131,073 elements are three ranges.
   const std::int64_t length = 131073, columns = 3;
   const Tensor x = normal({columns, length}, 3, 2, DType::f32);
   const Tensor across = contiguous(view::transpose(x));  // (length, columns)
@@ -269,7 +268,7 @@ TEST_CASE("ops: reductions of two stages") {
     for (std::size_t i = 0; i < expected.size(); ++i) {
       CHECK(std::abs(along[i] - expected[i]) <= tolerance * (1 + std::abs(expected[i])));
     }
-    CHECK(along == host(f(across, 0, false)));  // the layout does not matter, bit by bit
+    CHECK(along == host(f(across, 0, false)));  // the layout changes no bit
     CHECK(along == host(f(view::transpose(across), 1, false)));
     const int before = thread_count();
     for (const int threads : {1, 2, 5}) {
@@ -314,13 +313,13 @@ TEST_CASE("ops: extremes meet NaN, infinities and ties") {
     CHECK(bottom[2] == -7);
     CHECK(host(argmax(x, 1)) == Values{1, 0, 1, 0});
     CHECK(host(argmin(x, 1)) == Values{1, 0, 3, 0});
-    // Across, where neighbouring outputs go side by side.
+    // Across, where neighbouring outputs are computed side by side.
     const Tensor across = contiguous(view::transpose(x));
     CHECK(host(argmax(across, 0)) == Values{1, 0, 1, 0});
     CHECK(host(argmin(across, 0)) == Values{1, 0, 3, 0});
     CHECK(std::isnan(host(thimble::max(across, 0))[0]));
   }
-  // The gradient of a tie goes to the first of the equal elements, of NaN to the first NaN.
+  // A tie's gradient goes to the first of the equal elements, a NaN's to the first NaN.
   Tensor x = matrix({2, 7, 7, -7, 1, not_a_number, 5, not_a_number}, 2);
   x.require_grad();
   Tape tape;
@@ -334,7 +333,7 @@ TEST_CASE("ops: extremes meet NaN, infinities and ties") {
 }
 
 TEST_CASE("ops: of equal extremes far apart the first has the place and the gradient") {
-  // Ranges of 2^16 elements are searched apart, and then compared.
+  // Ranges of 2^16 elements are searched separately, and then compared.
   constexpr std::int64_t range = 1 << 16, length = 3 * range + 5;
   struct Row {
     std::int64_t first, second;
@@ -426,7 +425,7 @@ TEST_CASE("ops: logsumexp at the edges") {
   }
   tape.backward(result, full({3}, 1));
   const Values dx = host(leaf.grad());
-  CHECK(dx[0] == Approx(0.5).epsilon(1e-4));  // half of a bit of y = 1000.69 in f32 is 3e-5
+  CHECK(dx[0] == Approx(0.5).epsilon(1e-4));  // half a bit of y = 1000.69 in f32 is 3e-5
   CHECK(dx[1] == dx[0]);
   CHECK(Values(dx.begin() + 2, dx.end()) == Values{0, 0, 0, 1});
 }

@@ -1,4 +1,4 @@
-// Rows of the operator table: rotary positions against their definition with complex numbers; then what they are for,
+// Rows of the operator table: rotary positions against their definition with complex numbers; then relative positions,
 // scaled frequencies, and bad input.
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Llama 3.1's own way of writing it, by wavelengths (transformers, `_compute_llama3_parameters`).
+// Llama 3.1's formula, by wavelengths (transformers, `_compute_llama3_parameters`).
 double scaled(double frequency, const RotaryScaling& s) {
   const double wavelength = 2 * std::numbers::pi / frequency, length = static_cast<double>(s.original_length);
   if (wavelength < length / s.high) return frequency;
@@ -33,8 +33,8 @@ double scaled(double frequency, const RotaryScaling& s) {
   return (1 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
-// Frequency i of a head of `width` numbers over `positions`, as transformers makes it (`_compute_..._parameters`), and
-// what sines and cosines are multiplied by.
+// Frequency i of a head of `width` numbers over `positions`, as in transformers (`_compute_..._parameters`), and the
+// factor of sines and cosines.
 double frequency_of(std::int64_t i, std::int64_t width, std::int64_t positions, const RotaryOptions& o) {
   const double d = static_cast<double>(width), exponent = 2 * static_cast<double>(i) / d;
   if (!o.scaling) return 1 / std::pow(o.theta, exponent);
@@ -109,7 +109,7 @@ TEST_CASE("ops: a product of rotated rows depends on their distance alone", "[op
   const double near = score(7, 3);
   for (const std::int64_t shift : {1, 100, 100000}) CHECK(score(7 + shift, 3 + shift) == Approx(near).epsilon(1e-9));
   CHECK(std::abs(score(8, 3) - near) > 1e-3);
-  // A window in the middle is the middle of the whole.
+  // A window in the middle equals the middle of the whole.
   const Tensor x = randn({2, 9, 2, 6});
   CHECK(to_host<float>(slice(rotary(x), 1, 4, 7)) == to_host<float>(rotary(slice(x, 1, 4, 7), {.first_position = 4})));
 }
@@ -136,7 +136,7 @@ TEST_CASE("ops: Llama 3.1's scaling leaves high frequencies, divides low ones, a
     divided += after[i] == Approx(before[i] / 32).epsilon(1e-9) ? 1 : 0;
     if (i > 0) CHECK(after[i] < after[i - 1]);
   }
-  // Wavelengths up to 2,048 stay, those above 8,192 are divided.
+  // Wavelengths up to 2,048 stay, wavelengths above 8,192 are divided.
   CHECK(kept == 15);
   CHECK(divided == 14);
 }

@@ -28,7 +28,7 @@ using Values = std::vector<double>;
 using Arrays = std::vector<HostArray>;
 constexpr double inf = std::numeric_limits<double>::infinity();
 
-// The plain definition over `length` elements at `stride`; the first `visible` of them take part.
+// The plain definition over `length` elements at `stride`, of which the first `visible` take part.
 void softmax_row(const double* x, double* y, std::int64_t length, std::int64_t stride, std::int64_t visible,
                  double scale, bool is_log) {
   double largest = -inf;
@@ -120,7 +120,7 @@ TEST_CASE("ops: softmax of rows of every length, layout, thread count and instru
       }
       CHECK(worst < 2e-6);
       for (const float g : dx) gradient_sum += g;
-      CHECK(std::abs(gradient_sum) < 1e-3);  // the result does not change when all scores grow alike
+      CHECK(std::abs(gradient_sum) < 1e-3);  // adding a constant to all scores changes nothing
 
       const Tensor across = contiguous(view::transpose(x));  // (length, 5)
       const auto g = [&](const Tensor& t) { return is_log ? log_softmax(t, 0) : softmax(t, 0); };
@@ -134,7 +134,7 @@ TEST_CASE("ops: softmax of rows of every length, layout, thread count and instru
         CHECK(host(gradient(f, x, dy)) == dx);
       }
       set_thread_count(before);
-      // With a fused multiply-add the same bits in vectors of any width; without, within rounding.
+      // With a fused multiply-add, vectors of any width have equal bits; without it, within rounding.
       for (const kernels::Isa set : kernel_test::fused()) {
         kernels::set_isa(set);
         CHECK(host(f(x)) == y);
@@ -161,7 +161,7 @@ TEST_CASE("ops: causal softmax is the softmax of what a query sees") {
     CHECK(host(softmax(row, -1, 0.25)) == host(view::slice(view::slice(y, 2, t, t + 1), 3, 0, t + 4)));
     for (const float hidden : host(view::slice(view::slice(y, 2, t, t + 1), 3, t + 4, 8))) CHECK(hidden == 0);
   }
-  // What is masked is not read: neither NaN there nor a gradient from there comes through.
+  // Masked scores are not read: a NaN there changes nothing, and they pass no gradient.
   Tensor poisoned = clone(scores);
   fill(view::slice(view::slice(poisoned, 2, 0, 1), 3, 4, 8), std::nan(""));
   CHECK(host(causal_softmax(poisoned, 0.25)) == host(y));
@@ -185,7 +185,7 @@ TEST_CASE("ops: softmax at the edges") {
 }
 
 TEST_CASE("ops: NaN makes its row NaN in softmax and cross entropy, wherever it is", "[ops]") {
-  constexpr std::int64_t width = 75;  // two rounds of lanes and a rest
+  constexpr std::int64_t width = 75;  // two rounds of lanes and a remainder
   for (const std::int64_t at : {0, 31, 40, 63, 64, 74}) {
     INFO("element " << at);
     const Tensor x = randn({2, width}), target = zeros({2}, DType::i64);
@@ -204,7 +204,7 @@ TEST_CASE("ops: softmax's gradient is written where its result lay") {
   Tensor y = softmax(randn({4, 8}));
   const auto storage = y.storage().get();
   const ops::Softmax op{-1, 1, false};
-  const Tensor dy = randn({4, 8});  // held here, so y's buffer is the free one
+  const Tensor dy = randn({4, 8});  // held here, so only y's buffer is free
   const std::vector<float> expected = host(op.backward({clone(y)}, clone(dy), Needs(1))[0]);
   Gradients gradients = op.backward({std::move(y)}, dy, Needs(1));
   CHECK(gradients[0].storage().get() == storage);
@@ -226,7 +226,7 @@ TEST_CASE("ops: softmax of rows whose largest score comes early, in the middle o
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < y.size(); ++i) {
           const double allowed = (dtype == DType::bf16 ? 4e-3 : 2e-6) * (1 + std::abs(expected[i]));
-          wrong += std::abs(y[i] - expected[i]) <= allowed ? 0 : 1;  // NaN is wrong
+          wrong += std::abs(y[i] - expected[i]) <= allowed ? 0 : 1;  // NaN counts as wrong
         }
         CHECK(wrong == 0);
       }

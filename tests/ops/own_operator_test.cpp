@@ -1,5 +1,5 @@
-// Operators of a user's own, those of examples/own_operators.h, as rows of the operator table: nothing that is checked
-// of a built-in operator is left out.
+// User-defined operators, from examples/own_operators.h, as rows of the operator table: they get every check of a
+// built-in operator.
 
 #include "../examples/own_operators.h"
 
@@ -16,7 +16,7 @@
 #include "support/catch.h"
 #include "support/operator_table.h"
 
-/// Names of a user's own, beside `using namespace thimble`.
+/// User-defined names, next to `using namespace thimble`.
 struct In {};
 struct Out {};
 struct Lhs {};
@@ -84,7 +84,7 @@ namespace {
 
 enum class Gives : std::uint8_t { right, few, many, none, other_size, other_shape, other_dtype, no_result };
 
-/// 2 x, with a backward that gives something else.
+/// 2 x; `gives` selects the error of its results.
 struct Twice {
   static constexpr const char* name = "twice";
   static constexpr Cost cost = Cost::elementwise;
