@@ -98,7 +98,7 @@ inline ConvWeightGradArgs weight_grad_args(const ConvShape& s, DType dtype, cons
   return args;
 }
 
-/// The checks compute with every set of `sets` and once with the plain loops. `factor` multiplies the allowed roundings.
+/// The checks compute with each of `sets` and once with the plain loops; `factor` multiplies the allowed roundings.
 inline void check_forward(const ConvShape& s, DType dtype, DType out_dtype, const Tensors& t,
                           const std::vector<Isa>& sets, double factor = 0) {
   ConvForwardArgs args = forward_args(s, dtype, t);

@@ -1,4 +1,4 @@
-// The optimizer step fused into backward: the same bits, fewer gradients at a time, and what a failure leaves.
+// The optimizer step fused into backward: equal bits, fewer gradients at a time, and the state after a failure.
 
 #include <algorithm>
 #include <cstring>
@@ -220,7 +220,7 @@ TEST_CASE("fused update: refusals", "[fused]") {
 }
 
 TEST_CASE("fused update: bytes of a parameter that are still to be read", "[fused]") {
-  // x w d(w) with a constant that shares w's bytes, read in backward after w's gradient is there.
+  // x w d(w) with a constant that shares w's bytes, which backward reads after w's gradient is complete.
   const auto train = [&](FusedUpdate fuses) {
     Tensor w = full({4}, 3), v = full({4}, 2);
     w.require_grad(), v.require_grad();
@@ -290,7 +290,7 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
       const std::uint64_t requests = fail->request_count();
       const Bytes after = run.state();
       CHECK(requests > 0);
-      CHECK(requests < 10);  // the region, and what outlives the step
+      CHECK(requests < 10);  // the region, and blocks that outlive the step
       std::size_t clean = 0;
       for (std::uint64_t k = 1; k <= requests; ++k) {
         run.restore(before);
@@ -307,7 +307,7 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
       step(1);
       CHECK(run.state() == after);
       CHECK(placed->statistics().dynamic_steps == 0);
-      // A step that leaves its plan before the first update makes its updates at the end: the same bits.
+      // A step that deviates from its plan before the first update makes its updates at the end, with equal bits.
       run.restore(before);
       placed->begin_step(1);
       { const Tensor foreign = Tensor::empty({12345}); }
@@ -320,7 +320,7 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
 }
 
 TEST_CASE("fused update: where the first update fails there was none", "[fused]") {
-  for (const std::uint64_t call : {5, 6}) {  // the reads of the state, which four calls have put away
+  for (const std::uint64_t call : {5, 6}) {  // the reads of the state, which the first four calls have written
     const Tensor p = full({8}, 1).require_grad();
     const auto tier = std::make_shared<store_test::MemoryTier>(cpu, call);
     optim::Adam optimizer({{"p", p}}, {.rate = 0.5, .tier = tier});

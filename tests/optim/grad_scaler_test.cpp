@@ -1,4 +1,4 @@
-// Loss scaling: the scale's course, skipped steps as transactions, clipping, and its state in checkpoints.
+// Loss scaling: the scale over the steps, skipped steps as transactions, clipping, and the state in checkpoints.
 
 #include <cmath>
 #include <functional>
@@ -26,7 +26,7 @@ using optim::GradScaler;
 
 namespace {
 
-/// A linear layer behind a batch norm, with dropout: state of every kind. `kick` multiplies the loss.
+/// A linear layer after a batch norm, with dropout: every kind of state. `kick` multiplies the loss.
 class Net final : public nn::Module {
  public:
   explicit Net(memory::Device device = cpu, DType dtype = DType::f32)
@@ -139,7 +139,7 @@ TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "
   CHECK(dynamic.state() == GradScaler::State{65536, 5, 0});
   CHECK(train(&fixed, 0, off) == plain);
   CHECK(train(&fixed, 0, nn::FusedUpdate::unsecured) == plain);
-  // The clip's factor is applied with the scale, not to the stored gradient: one rounding less.
+  // The clip's factor is applied together with the scale, not to the stored gradient: one rounding less.
   const auto clipped = train(nullptr, 0.01, off), scaled = train(&dynamic, 0.01, off);
   CHECK(clipped != plain);
   for (std::size_t i = 0; i < clipped.size(); ++i) {

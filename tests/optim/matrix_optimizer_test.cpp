@@ -1,4 +1,4 @@
-// Optimizers of matrices against plain loops in f64: Muon, APOLLO-Mini, GaLore, and what they have in common.
+// Matrix optimizers against plain loops in f64: Muon, APOLLO-Mini, GaLore, and their common rules.
 
 #include <algorithm>
 #include <cmath>
@@ -59,7 +59,7 @@ const MatrixOptions common{.rate = 0.02,
                            .weight_decay = 0.1,
                            .smallest_decayed_rank = 2,
                            .elementwise = {"emb"}};
-constexpr std::size_t matrices = 3;  // of the shapes, the first ones
+constexpr std::size_t matrices = 3;  // the first three shapes
 
 std::unique_ptr<MatrixOptimizer> make(const std::string& name, const std::vector<Named>& list,
                                       const MatrixOptions& options = common) {
@@ -78,7 +78,7 @@ Tensor state_of(const Optimizer& optimizer, const std::string& name) {
   return {};
 }
 
-// Runs steps whose matrices are held against `direction` (parameter, gradient, step) -> what p moves along.
+// Runs steps and compares each matrix with a move along `direction` (parameter, gradient, step).
 void check_against(Optimizer& optimizer, const std::vector<Named>& list, int steps, double tolerance,
                    const std::function<Matrix(std::size_t, const Matrix&, int)>& direction) {
   std::vector<Matrix> expected;
@@ -130,7 +130,7 @@ TEST_CASE("matrix optimizers: Muon against plain loops in f64", "[matrix_optimiz
     momentum[k] = sum(scaled(momentum[k], 0.95), g);
     const Matrix x = sum(g, scaled(momentum[k], 0.95));
     Matrix y = scaled(x, 1 / (x.norm() + 1e-7));
-    for (int i = 0; i < 5; ++i) {  // as the definition has it, whichever axis is longer
+    for (int i = 0; i < 5; ++i) {  // by definition, whichever axis is longer
       const Matrix inner = product(y, transposed(y));
       const Matrix factor = sum(scaled(inner, -4.775), scaled(product(inner, inner), 2.0315));
       y = sum(scaled(y, 3.4445), product(factor, y));
@@ -211,7 +211,7 @@ TEST_CASE("matrix optimizers: leading vectors are those of a decomposition", "[m
   RandomGenerator generator(7);
   const GeneratorScope random(generator);
   const Tensor a = randn({9, 30}), begin = randn({9, 4});
-  // Singular values that are far apart: those of a matrix whose rows have very different lengths.
+  // Singular values far apart: a matrix whose rows have very different lengths.
   Matrix x = Matrix::of(a);
   for (std::int64_t r = 0; r < x.rows; ++r) {
     for (std::int64_t c = 0; c < x.columns; ++c) x.at(r, c) *= std::pow(0.4, static_cast<double>(r));
@@ -227,7 +227,7 @@ TEST_CASE("matrix optimizers: leading vectors are those of a decomposition", "[m
     CHECK(std::fabs(along) > 0.9999);
     for (std::int64_t j = 0; j < 4; ++j) CHECK(std::fabs(both.at(i, j) - (i == j)) < 1e-5);
   }
-  // Of rank 2: two vectors are all there are.
+  // Rank 2 has only two vectors.
   const Tensor thin = matmul(randn({9, 2}), randn({2, 30}));
   const Matrix few = Matrix::of(leading_vectors(thin, begin));
   const Matrix rest = sum(Matrix::of(thin), scaled(product(few, product(transposed(few), Matrix::of(thin))), -1));
@@ -248,7 +248,7 @@ TEST_CASE("matrix optimizers: GaLore against plain loops in f64", "[matrix_optim
     const Matrix wide = is_wide ? g : transposed(g);
     REQUIRE((p.rows == wide.rows && p.columns == 3));
     if (step % 2 == 1) {
-      // Four iterations do not reach the decomposition where values are close, but nearly all that it would see.
+      // Four iterations do not reach the decomposition where values are close, but capture nearly as much.
       const std::vector<double> values = singular_values(wide);
       const double most = std::sqrt(values[0] * values[0] + values[1] * values[1] + values[2] * values[2]);
       CHECK(product(transposed(p), wide).norm() > 0.97 * most);
@@ -276,7 +276,7 @@ TEST_CASE("matrix optimizers: GaLore draws its directions anew every period", "[
     seen.push_back(to_host<double>(state_of(galore, "w.projection")));
   }
   CHECK(seen[0] == seen[1]);
-  CHECK(seen[0] != seen[2]);  // four iterations from another beginning
+  CHECK(seen[0] != seen[2]);  // four iterations from another start
 }
 
 TEST_CASE("matrix optimizers: all but matrices has the bits of AdamW", "[matrix_optimizer]") {
@@ -309,7 +309,7 @@ TEST_CASE("matrix optimizers: a factor has the bits of gradients that it multipl
       const auto optimizer = make(name, list);
       for (int step = 0; step < 3; ++step) {
         set_gradients(list, step);
-        const double factor = 1.0 / (1 << (4 * step));  // a power of two, and another one in each step
+        const double factor = 1.0 / (1 << (4 * step));  // a different power of two in each step
         if (by == By::factor) optimizer->set_gradient_factor(factor);
         for (const Named& p : list) {
           if (by == By::gradient) p.tensor.grad() = mul(p.tensor.grad(), factor);
@@ -332,7 +332,7 @@ TEST_CASE("matrix optimizers: bytes of state", "[matrix_optimizer]") {
   CHECK(bytes("muon") == 4 * (6 * 10 + 12 * 5 + 4 * 12) + others);
   CHECK(bytes("apollo-mini") == 8 * (10 + 12 + 12) + 3 * 4 + others);
   CHECK(bytes("galore") == 4 * ((2 * 10 + 6) * 3 + (2 * 12 + 5) * 3 + (2 * 12 + 4) * 3) + others);
-  // A rank above the shorter axis is that axis.
+  // A rank above the shorter axis is reduced to it.
   CHECK(Galore(make_parameters(), {.matrix = common, .rank = 100}).state_bytes() ==
         4 * ((2 * 10 + 6) * 6 + (2 * 12 + 5) * 5 + (2 * 12 + 4) * 4) + others);
 }

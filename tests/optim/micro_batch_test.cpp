@@ -1,4 +1,4 @@
-// Micro-batches weigh what they hold: the gradients of a step in parts are those of the mean over the whole batch.
+// Micro-batches weigh in by their targets: a split step has the gradients of the mean over the whole batch.
 
 #include <cmath>
 #include <limits>
@@ -32,7 +32,7 @@ struct Result {
   std::vector<std::vector<double>> gradients;
 };
 
-// Loss and gradients of a batch in so many micro-batches, with dropout.
+// Loss and gradients of a batch in `count` micro-batches, with dropout.
 Result run(models::Model& model, const models::Batch& batch, std::int64_t count) {
   RandomGenerator generator(3);
   const GeneratorScope scope(generator);
@@ -90,7 +90,7 @@ TEST_CASE("micro-batches: targets that do not count weigh nothing, in GPT and BE
 }
 
 TEST_CASE("micro-batches: the review's two rows, by hand") {
-  // loss = cross entropy of (w, 0) with class 1, or ignored: the gradient of w is sigmoid(w) per row that counts.
+  // loss = cross entropy of (w, 0) with class 1, or ignored: the gradient of w is sigmoid(w) per counted row.
   Tensor w = full({1, 1}, 0.7, DType::f64);
   w.require_grad();
   const Tensor row = from_host(std::vector<double>{1, 0}, {1, 2});
@@ -162,11 +162,11 @@ TEST_CASE("micro-batches: noise and sizes that differ, in a training step") {
   };
   check(train({}, 2, 5));
   check(train({{3, 3}, {5, 5}, {2, 2}}, 3, 0));
-  // Parts that are alike are the same bits with and without weights.
+  // Equal parts have equal bits with and without weights.
   CHECK(train({{2, 6}, {2, 6}, {2, 6}, {2, 6}, {2, 6}}, 5, 0) == train({}, 5, 2));
 }
 
-// ((a0 + b0) + (a1 + b1)) + (a2 + b2) for uses a and b of one parameter, which is not (((a0 + b0) + a1) + b1) + ...
+// ((a0 + b0) + (a1 + b1)) + (a2 + b2) for uses a and b of one parameter, not (((a0 + b0) + a1) + b1) + ...
 TEST_CASE("micro-batches: each adds the whole of its gradient, where a parameter is used twice") {
   RandomGenerator generator(5);
   const GeneratorScope scope(generator);
@@ -177,7 +177,7 @@ TEST_CASE("micro-batches: each adds the whole of its gradient, where a parameter
   const auto loss = [&](std::int64_t i) {
     return mean(square(linear(tanh(linear(linear(view::slice(x, 0, i * rows, (i + 1) * rows), w), v)), w)));
   };
-  std::vector<Tensor> alone;  // gradients of w and v, of each micro-batch by itself
+  std::vector<Tensor> alone;  // gradients of w and v, in separate micro-batches
   for (std::int64_t i = 0; i < 3; ++i) {
     Tape tape;
     Tensor part;

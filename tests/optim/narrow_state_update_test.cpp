@@ -1,6 +1,6 @@
-// Narrow parameters beside narrow state: 8-bit and bf16 moments and Adafactor, with master copies, stochastic rounding
-// and Kahan's sum. An update is that of an f32 parameter that has the number which is read, bit for bit (tests of
-// narrow state hold that one against plain loops); how the result is stored is an element-by-element twin's.
+// Narrow parameters with narrow state: 8-bit and bf16 moments and Adafactor, with master copies, stochastic rounding
+// and Kahan's sum. An update equals, bit for bit, that for an f32 parameter with the same value, which the tests of
+// narrow state compare with plain loops; an element-by-element twin models how the result is stored.
 
 #include <cstring>
 #include <functional>
@@ -48,7 +48,7 @@ std::unique_ptr<Optimizer> make_with(const std::string& name, const std::vector<
 const std::vector<std::string> all_names{"adamw8",        "adamw_bf16", "momentum8",
                                          "momentum_bf16", "adafactor",  "adafactor without momentum"};
 
-// More than a thread's range of blocks, in rows whose length is no multiple of eight.
+// Larger than a thread's range of blocks, in rows whose length is no multiple of eight.
 std::vector<Named> parameters_in(DType dtype) {
   std::vector<Named> list = make_parameters(dtype);
   RandomGenerator generator(8);
@@ -133,7 +133,7 @@ void check_against_twin(const std::string& name, NarrowUpdate update) {
       CHECK(std::memcmp(pin.data(), twins[k].stored.data(), updated.size() * sizeof(T)) == 0);
     }
   }
-  // Moments are those of the oracle, and what is besides is the twin's.
+  // Moments equal the oracle's, all other state the twin's.
   std::vector<Named> moments;
   std::size_t extras = 0;
   for (const Named& s : optimizer->state()) {
@@ -208,7 +208,7 @@ TEST_CASE("narrow state and updates: bytes are moments and copies, and a step ta
         const std::size_t peak = stack.ledger->max_allocated();
         optimizer->step();
         CHECK(stack.ledger->max_allocated() == peak);
-        // Of f32 parameters there is nothing to keep.
+        // f32 parameters need no extra state.
         const std::vector<Named> wide = make_parameters(DType::f32, device);
         CHECK(make_with(name, wide, update)->state_bytes() == moments);
       }
@@ -269,7 +269,7 @@ TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkp
       train(resumed->trainable(), *after, 3, 5);
       CHECK(all_of(resumed->trainable(), *after) == bits);
 
-      // In the other order, one at a time, as backward does that updates as it goes.
+      // In reverse order, one at a time, like updates during backward.
       const auto singly = make_net(1);
       const auto one_by_one = make_with(name, singly->trainable(), update);
       RandomGenerator same(21);
@@ -285,8 +285,8 @@ TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkp
   }
 }
 
-// ---- Training under policies of narrow parameters with narrow and factored state: bytes against theory and the dry
-// run, updates in backward, steps that are skipped.
+// ---- Training under policies with narrow parameters and narrow or factored state: bytes against theory and the dry
+// run, updates in backward, skipped steps.
 
 using namespace thimble;
 using namespace thimble::testing;

@@ -1,4 +1,4 @@
-// Updates of parameters narrower than f32: against element-by-element twins, bit for bit.
+// Updates of parameters narrower than f32 have the bits of element-by-element twins.
 
 #include <cmath>
 #include <cstring>
@@ -22,7 +22,7 @@ using namespace thimble::optim;
 
 namespace {
 
-constexpr std::int64_t count = 9 * 1024 + 37;  // more than a thread's range, and no multiple of anything
+constexpr std::int64_t count = 9 * 1024 + 37;  // more than a thread's range, and no multiple of a vector or block
 constexpr double rate = 1e-3, factor = 0.25;
 
 float start_of(std::int64_t i) { return 1 + 0.5F * std::sin(0.37F * static_cast<float>(i)); }
@@ -54,7 +54,7 @@ std::unique_ptr<Optimizer> make(bool is_adam, const Named& p, NarrowUpdate narro
                                SgdOptions{.rate = rate, .momentum = 0.9, .weight_decay = decay, .narrow = narrow});
 }
 
-/// One element's state, and its update in f32, operation by operation as the kernels document it.
+/// One element's state, and its update in f32, operation by operation as in the kernels' documentation.
 struct Twin {
   float m = 0, v = 0;
 
@@ -78,7 +78,7 @@ std::vector<T> bits_of(const Tensor& t) {
   return {data, data + t.elements()};
 }
 
-/// What a way of storing does to an element; `extra` is its master or its compensation.
+/// Stores an element as `narrow` demands; `extra` is its master or its compensation.
 template <class T>
 T store(NarrowUpdate narrow, float updated, float& extra, const RandomSite& site, std::int64_t i) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -167,7 +167,7 @@ TEST_CASE("narrow updates: state in bytes, names, and what is refused", "[optim]
   struct Row {
     NarrowUpdate narrow;
     DType dtype;
-    std::size_t bytes;  // of one element, with Adam
+    std::size_t bytes;  // per element, with Adam
     const char* name;
   };
   for (const memory::Device device : {cpu, dry(cpu)}) {

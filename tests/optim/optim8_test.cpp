@@ -111,7 +111,7 @@ TEST_CASE("optim8: ten steps are those of a plain loop, in every variant and on 
 }
 
 TEST_CASE("optim8: updates stay near those of f32 state", "[optim8]") {
-  // A block of like magnitudes, as real gradients have: the state's error is a few per cent, the update's no more.
+  // A block of similar magnitudes, like real gradients: the state's error is a few per cent, and so is the update's.
   RandomGenerator generator(5);
   const GeneratorScope random(generator);
   for (const DType state : {DType::u8, DType::bf16}) {
@@ -151,7 +151,7 @@ TEST_CASE("optim8: a second moment is never rounded to zero", "[optim8]") {
   CHECK(second[2] == 1);
   const auto moved = to_host<float>(p);
   CHECK(moved[1] == 0);
-  CHECK(std::fabs(moved[2]) <= std::fabs(moved[0]));  // with a second moment of zero it would be many times larger
+  CHECK(std::fabs(moved[2]) <= std::fabs(moved[0]));  // a second moment of zero would make it many times larger
 }
 
 TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]") {
@@ -174,7 +174,7 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
       CHECK(to_host<float>(half[i].tensor) == to_host<float>(to_dtype(wide[i].tensor.detach(), DType::bf16)));
     }
   }
-  // One NaN: its block is NaN from then on, the next block is not.
+  // One NaN makes its block NaN for good, and no other block.
   const std::vector<Named> list = make_parameters();
   Adam adam = make_adam(list, adam_options, narrow());
   for (int step = 1; step <= 2; ++step) {
@@ -209,7 +209,7 @@ TEST_CASE("optim8: gradients are multiplied by their factor as they are read", "
   }
 }
 
-// ---- Narrow optimizer state: its bytes, files and tiers; options that are refused.
+// ---- Narrow optimizer state: bytes, files and tiers; refused options.
 
 using namespace optim8_test;
 
@@ -235,11 +235,11 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
       if (!device.is_dry) set_gradients(list, 1);
       stack.ledger->reset_peak();
       const std::size_t peak = stack.ledger->max_allocated();
-      optimizer->step();  // needs no memory of its own
+      optimizer->step();  // allocates nothing
       CHECK(stack.ledger->max_allocated() == peak);
     }
   }
-  // GPT-2: 2.05 bytes per parameter with all that stays in f32.
+  // GPT-2: 2.05 bytes per parameter, including all state in f32.
   models::Setup setup;
   setup.model = "gpt2";
   setup.optimizer = "adamw8";
@@ -264,7 +264,7 @@ TEST_CASE("optim8: state of a shard says where its scales lie among those of the
     CHECK(s.first_element == (is_scale ? 1 : 256));
     CHECK(s.elements_of_whole == (is_scale ? 2 : 300));
   }
-  // A shard's state is as narrow as that of the whole would be.
+  // A shard's state is as narrow as the whole parameter's.
   const MomentFormat format{.dtype = DType::u8, .smallest = 100};
   for (const std::int64_t whole : {0, 99, 100}) {
     CHECK(is_kept_full({"p", zeros({50}), 25, whole}, format) == (whole < 100));
@@ -315,7 +315,7 @@ TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[opti
     train(*resumed, *resumed_optimizer, 4, 6);
     CHECK(values(resumed->trainable()) == values(whole->trainable()));
     CHECK(values(resumed_optimizer->state()) == values(whole_optimizer->state()));
-    // Of another optimizer.
+    // The state of another optimizer.
     const auto other = make(std::string(name) == "adamw8" ? "adafactor" : "adamw8", resumed->trainable());
     CHECK_THROWS_AS(nn::load_checkpoint(path, *resumed, *other, generator), ValueError);
   }

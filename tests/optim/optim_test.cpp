@@ -37,7 +37,7 @@ using Values = std::vector<double>;
 
 constexpr int steps = 20;
 
-// The parameters of every test: a matrix longer than a kernel's chunk, a vector, and one that never gets a gradient.
+// The parameters of every test: a matrix longer than a kernel's chunk, a vector, and one without a gradient.
 const std::vector<Shape> shapes{{3, 411}, {7}, {5, 2}};
 constexpr std::size_t with_gradient = 2;
 
@@ -48,7 +48,7 @@ double gradient_value(std::size_t p, std::size_t i, int step) {
 }
 double rate_at(int step) { return 0.02 / (1 + 0.1 * step); }
 
-// The state of one element in a plain loop.
+// One element's state in a plain loop.
 struct Scalar {
   double p = 0, m = 0, v = 0;
 };
@@ -147,7 +147,7 @@ TEST_CASE("optim: twenty steps against plain loops in f64", "[optim]") {
         optimizer->step();
         for (std::size_t p = 0; p < with_gradient; ++p) {
           const double decay = shapes[p].rank() >= row.smallest_decayed_rank ? row.decay : 0;
-          const Values g = to_host<double>(list[p].tensor.grad());  // as the dtype has it
+          const Values g = to_host<double>(list[p].tensor.grad());  // rounded to the dtype
           for (std::size_t i = 0; i < g.size(); ++i) row.update(expected[p][i], g[i], rate_at(step), decay, step);
         }
       }
@@ -178,7 +178,7 @@ TEST_CASE("optim: parameters without a gradient are left alone", "[optim]") {
     const std::vector<Named> list = make_parameters(DType::f32);
     const std::unique_ptr<Optimizer> optimizer = row.make(list);
     const Values before = to_host<double>(list[with_gradient].tensor);
-    // Whoever saved for backward what a step writes is told: its version is another one.
+    // A step changes the version of each tensor that it writes, so that backward notices.
     std::vector<Named> written = optimizer->state();
     written.insert(written.end(), list.begin(), list.end());
     std::vector<std::uint32_t> versions;
@@ -286,7 +286,7 @@ TEST_CASE("optim: state_bytes is what the ledger books", "[optim]") {
         if (!device.is_dry) set_gradients(list, 1, dtype);
         stack.ledger->reset_peak();
         const std::size_t peak = stack.ledger->max_allocated();
-        optimizer->step();  // needs no memory of its own
+        optimizer->step();  // allocates nothing
         CHECK(stack.ledger->max_allocated() == peak);
         optimizer->zero_grad();
         CHECK(stack.ledger->bytes() == all);
@@ -326,7 +326,7 @@ TEST_CASE("optim: options that make no sense are refused", "[optim]") {
         SgdOptions{0.1, nan}, SgdOptions{0.1, 0, -1}, SgdOptions{0.1, 0, nan}, SgdOptions{0.1, 0, 0, true}}) {
     CHECK_THROWS_AS(Sgd(list, options), ValueError);
   }
-  for (const double momentum : {0.0, 1.0, nan}) {  // moments in 8 bits are there to be used
+  for (const double momentum : {0.0, 1.0, nan}) {  // 8-bit moments need a valid momentum
     CHECK_THROWS_AS(Sgd(list, {.momentum = momentum, .moments = {.dtype = DType::u8}}), ValueError);
   }
   for (const AdamOptions& options :
@@ -394,7 +394,7 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
   for (const Row& row : {
            Row{0, 10, 110, 0.1, 0.2},                                     // the first step already learns
            Row{8, 10, 110, 0.1, 1.8},                                     //
-           Row{9, 10, 110, 0.1, 2},                                       // the last of the warm-up: all of it
+           Row{9, 10, 110, 0.1, 2},                                       // the end of the warm-up: the full rate
            Row{10, 10, 110, 0.1, 2},                                      // the cosine's top
            Row{11, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(pi / 100))},  //
            Row{60, 10, 110, 0.1, 1.05},                                   // half way: the mean
@@ -466,7 +466,7 @@ TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau",
     CHECK(plateau.state().factor == Approx(expected[i]));
   }
   CHECK(plateau.state().least_loss == 0.3);
-  optim::Plateau below_zero({.factor = 0.5, .patience = 0, .threshold = 0.1});  // of a log-likelihood
+  optim::Plateau below_zero({.factor = 0.5, .patience = 0, .threshold = 0.1});  // for a log-likelihood
   for (const double loss : {-10.0, -10.5, -11.5}) below_zero.add(loss);
   CHECK(below_zero.state().factor == 0.5);  // -10.5 is not below -11
   CHECK(below_zero.state().least_loss == -11.5);
@@ -490,7 +490,7 @@ TEST_CASE("schedules: a rate falls on a plateau as PyTorch's ReduceLROnPlateau",
   CHECK(plateau.state() == before);
 }
 
-// ---- Options of a step that make no sense, and clipping where there is nothing to clip.
+// ---- Invalid options of a step, and clipping with nothing to clip.
 
 TEST_CASE("clip: clipping at the edges, and options that make no sense", "[clip]") {
   Tensor p = zeros({2});
@@ -530,7 +530,7 @@ TEST_CASE("clip: clipping at the edges, and options that make no sense", "[clip]
   CHECK_THROWS_AS(optim::norm_of(optim::clip_grad_norm({{"q", q}}, 1)), DeviceError);
 }
 
-// ---- One gradient whose square f32 does not hold, as optim/adam.h and adafactor.h tell: which elements stop, which go
+// ---- One gradient whose square overflows f32, as optim/adam.h and adafactor.h describe: some elements stop, others go
 // on.
 
 TEST_CASE("optim: a gradient whose square overflows stops what shares its second moment", "[optim]") {
@@ -547,7 +547,7 @@ TEST_CASE("optim: a gradient whose square overflows stops what shares its second
     const char* name;
     Make make;
     Shape shape;
-    std::function<bool(std::int64_t)> stops;  // of an element, where number 5 has the gradient
+    std::function<bool(std::int64_t)> stops;  // whether an element stops when number 5 has the gradient
     std::function<bool(std::int64_t)> is_lost = [](std::int64_t) { return false; };  // NaN from the next step on
   };
   const Row rows[] = {
@@ -600,7 +600,7 @@ AdamMiniOptions options_of(NarrowUpdate narrow = NarrowUpdate::rounded) {
   return options;
 }
 
-// The second is longer than what is updated at a time.
+// The second is longer than the range of one update.
 const std::vector<Shape> mini_shapes{{5, 3, 4}, {20, 131080}, {9}};
 
 std::vector<Named> mini_parameters(DType dtype = DType::f32) {
@@ -664,7 +664,7 @@ TEST_CASE("adam-mini: bytes of state", "[adam_mini]") {
 }
 
 TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
-  // What a part of a parameter is rounded by is that part's own: a run in f32 beside it, step by step.
+  // Each part of a parameter is rounded separately: compared with a run in f32.
   for (const NarrowUpdate narrow : {NarrowUpdate::master, NarrowUpdate::kahan, NarrowUpdate::stochastic}) {
     RandomGenerator generator(1);
     const GeneratorScope random(generator);
@@ -685,7 +685,7 @@ TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
       for (std::size_t i = 0; i < a.size(); ++i)
         worst = std::max(worst, std::fabs(a[i] - b[i]) / (1 + std::fabs(b[i])));
       INFO(to_string(narrow) << ", parameter " << k);
-      CHECK(worst < (narrow == NarrowUpdate::stochastic ? 0.017f : 0.004f));  // two steps of 2^-7, or half of one
+      CHECK(worst < (narrow == NarrowUpdate::stochastic ? 0.017f : 0.004f));  // two steps of 2^-7, or half a step
       if (narrow == NarrowUpdate::master) {
         CHECK((to_host<float>(to_dtype(wide[k].tensor.detach(), DType::bf16)) == a));
       }
@@ -704,7 +704,7 @@ TEST_CASE("adam-mini: every part of a parameter draws bits of its own", "[adam_m
   const std::vector<float> before = to_host<float>(p.tensor);
   optimizer.step();
   const std::vector<float> now = to_host<float>(p.tensor);
-  for (const std::int64_t other : {1, 8, 16}) {  // of the same part, and at the same place of later ones
+  for (const std::int64_t other : {1, 8, 16}) {  // in the same part, and at the same place in later parts
     std::int64_t different = 0, moved = 0;
     for (std::int64_t i = 0; i < columns; ++i) {
       const auto at = static_cast<std::size_t>(other * columns + i);

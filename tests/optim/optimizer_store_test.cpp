@@ -1,4 +1,4 @@
-// Optimizers whose state waits in a tier between updates: the same bits, and the bytes that a dry run says.
+// Optimizers whose state waits in a tier between updates: equal bits, and the bytes that a dry run predicts.
 
 #include <cstdint>
 #include <memory>

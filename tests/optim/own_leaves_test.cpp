@@ -1,5 +1,5 @@
-// A step trains the leaves of its own optimizer: adversaries, an actor and a critic over one trunk, adapters. Held
-// against loops written by hand.
+// A step trains only its own optimizer's leaves: adversaries, an actor and a critic over one trunk, adapters. Compared
+// with hand-written loops.
 
 #include <cmath>
 #include <cstdint>
@@ -33,7 +33,7 @@ namespace {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// x by value. Counts its forwards that keep something for backward, and its backwards.
+/// y = x. Counts the forwards that keep something for backward, and the backwards.
 struct Counted {
   static constexpr const char* name = "counted";
   struct Saved {
@@ -82,7 +82,7 @@ TEST_CASE("own leaves: two optimizers that take turns, each with its own loss", 
 }
 
 TEST_CASE("own leaves: the first gradient of the second optimizer", "[own_leaves][step]") {
-  const Tensor g = leaf({-1.4}, {1}), d = leaf({1.28}, {1});  // what the first step left on d was -1.4
+  const Tensor g = leaf({-1.4}, {1}), d = leaf({1.28}, {1});  // the first step must not leave -1.4 on d
   optim::Sgd of_g({{"g", g}}, {.rate = 0}), of_d({{"d", d}}, {.rate = 1});
   nn::training_step(of_g, [&](std::int64_t) { return sum(g * d); });
   nn::training_step(of_d, [&](std::int64_t) { return sum(d * d); });
@@ -90,7 +90,7 @@ TEST_CASE("own leaves: the first gradient of the second optimizer", "[own_leaves
 }
 
 TEST_CASE("own leaves: an actor and a critic over one trunk", "[own_leaves][step]") {
-  // The actor's optimizer has the trunk, too; to the critic it is a constant. In micro-batches of one row each as well.
+  // The actor's optimizer also has the trunk; for the critic it is a constant. Also in micro-batches of one row.
   constexpr std::size_t n = 4, in = 3, width = 5, actions = 2;
   constexpr double rate = 0.2;
   for (const std::int64_t parts : {1, 4}) {
@@ -105,7 +105,7 @@ TEST_CASE("own leaves: an actor and a critic over one trunk", "[own_leaves][step
       return apply(Counted{&kept, &backwards}, tanh(matmul(slice(x, 0, part * rows, (part + 1) * rows), w)));
     };
     const auto value_of = [&](std::int64_t part) { return matmul(features(part), c); };
-    // The actor's loss: mean of policy^2 weighted by the critic's value, which it must not move.
+    // The actor's loss: mean of policy^2 weighted by the critic's value, which it must not train.
     const auto actor_loss = [&](std::int64_t part) { return mean(square(matmul(features(part), a)) * value_of(part)); };
     const auto critic_loss = [&](std::int64_t part) {
       return mean(square(value_of(part) - slice(target, 0, part * rows, (part + 1) * rows)));
@@ -150,7 +150,7 @@ TEST_CASE("own leaves: an actor and a critic over one trunk", "[own_leaves][step
       check_close(w, trunk);
       check_close(a, actor);
       check_close(c, critic);
-      CHECK(kept == 0);  // nothing below the first leaf that is trained
+      CHECK(kept == 0);  // nothing below the first trained leaf
       CHECK(backwards == 0);
       CHECK_FALSE(w.grad().defined());
     }
@@ -229,7 +229,7 @@ TEST_CASE("own leaves: a loss that depends on none of them, and a parameter that
   w.set_requires_grad(false);
   CHECK(contains(refusal<AutogradError>([&] { nn::training_step(sgd, [&](std::int64_t) { return sum(square(w)); }); }),
                  "depends on none of the leaves that this step trains"));
-  // A bare tape trains all leaves, and a set of them those.
+  // A bare tape trains all leaves, or the leaves of a given set.
   Tape tape;
   const auto record = [&] {
     const Recording on(tape);

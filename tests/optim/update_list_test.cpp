@@ -1,5 +1,5 @@
-// Updates of many parameters in a few launches (cuda/optimizer/parameter.h): the bits of the CPU, which goes through
-// them one by one, and how many launches they take. On a GPU where there is one, else on tests/emulated.
+// Updates of many parameters in a few launches (cuda/optimizer/parameter.h): the bits of the CPU, which updates them
+// one by one, and the number of launches. On a GPU if there is one, otherwise on tests/emulated.
 
 #include <algorithm>
 #include <bit>
@@ -30,7 +30,7 @@ namespace update_list_test {
 
 using Make = std::function<std::unique_ptr<optim::Optimizer>(std::vector<optim::Named>)>;
 
-/// Sizes around what a team does and what a block of 8-bit state has, one of rank 2 among them, and one with nothing.
+/// Sizes around a team's range and the block of 8-bit state, two of them of rank 2, and an empty one.
 std::vector<Shape> sizes() {
   return {{1}, {255}, {256}, {257}, {4095}, {4096}, {4097}, {3, 5000}, {0}, {17}, {300, 2}, {12289}};
 }
@@ -41,7 +41,7 @@ Tensor noise(const Shape& shape, DType dtype, std::uint32_t site) {
 
 std::uint64_t launches() { return kernels::device_runtime(cuda()).launch_count(); }
 
-/// Parameters of these shapes, of the dtypes in turn.
+/// Parameters of these shapes, with alternating dtypes.
 std::vector<optim::Named> parameters(memory::Device device, const std::vector<Shape>& shapes,
                                      const std::vector<DType>& dtypes) {
   std::vector<optim::Named> list;
@@ -53,7 +53,7 @@ std::vector<optim::Named> parameters(memory::Device device, const std::vector<Sh
   return list;
 }
 
-/// Gradients of every parameter but each seventh.
+/// Gradients for all parameters except every seventh.
 void give_gradients(const std::vector<optim::Named>& list, int step) {
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Tensor& p = list[i].tensor;
@@ -163,7 +163,7 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
     std::size_t vectors, matrices;
     std::uint64_t launches;
   };
-  // Those of rank 1 are not decayed: they are not like the others.
+  // Parameters of rank 1 are not decayed, so they get separate launches.
   for (const Case& c : {Case{1, 0, 1}, Case{56, 0, 1}, Case{57, 0, 2}, Case{30, 30, 2}, Case{57, 113, 5}}) {
     INFO(c.vectors << " vectors, " << c.matrices << " matrices");
     std::vector<Shape> shapes;
@@ -178,7 +178,7 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
     adam.step();
     CHECK(launches() - before == c.launches);
     adam.begin_step();
-    for (std::size_t i = 0; i < list.size(); ++i) adam.step_one(i);  // as backward does that updates as it goes
+    for (std::size_t i = 0; i < list.size(); ++i) adam.step_one(i);  // like updates during backward
     CHECK(launches() - before == c.launches + list.size());
   }
 }
@@ -205,7 +205,7 @@ TEST_CASE("update list: Adafactor takes a launch for each phase of 56 parameters
     optim::AdafactorOptions options;
     std::uint64_t launches;
   };
-  // Matrices: parameters' squares, rows, columns, the rows' mean, updates' squares, the length, the update. Vectors
+  // For matrices: parameters' squares, rows, columns, the rows' mean, updates' squares, the length, the update. Vectors
   // have one phase for their moments, and share all others.
   const optim::AdafactorOptions plain{}, unscaled{.scales_by_parameter = false},
       apart{.weight_decay = 0.1, .smallest_decayed_rank = 2};
@@ -258,7 +258,7 @@ TEST_CASE("update list: norms and clipping of many gradients have the bits of on
     }
   }
   CHECK(at == unclipped.size());
-  CHECK(optim::norm_of(optim::clip_grad_norm(list, 1e9)) == Approx(2.5).epsilon(1e-3));  // below it nothing changes
+  CHECK(optim::norm_of(optim::clip_grad_norm(list, 1e9)) == Approx(2.5).epsilon(1e-3));  // unchanged below the bound
 }
 
 TEST_CASE("update list: a gradient's sum adds those of its stretches, in any number of launches", "[cuda][optim]") {
@@ -289,7 +289,7 @@ TEST_CASE("update list: norms and clipping take a few launches", "[cuda][optim]"
   for (const optim::Named& p : list) p.tensor.grad() = to_device(noise({9}, DType::f32, 3), cuda());
   const std::uint64_t before = launches();
   optim::gradient_square_sums(list);
-  CHECK(launches() - before == 3 * 2);  // the parts, and what they come to
+  CHECK(launches() - before == 3 * 2);  // the parts, and their sums
   optim::clip_grad_norm(list, 1);
   CHECK(launches() - before == 2 * 3 * 2 + 3 * 2);  // the factor, and the gradients
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Catch2 2.13 and 3.x both work: the one place that knows the difference.
+// Works with Catch2 2.13 and 3.x: no other file needs to know the difference.
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>

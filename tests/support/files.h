@@ -1,5 +1,5 @@
 #pragma once
-// What tests of file formats share: a folder that goes away, bytes from text and numbers, the reason of an error.
+// Helpers of file format tests: a temporary folder, bytes from text and numbers, the reason of an error.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace files_test {
 
-/// A new folder under the system's temporary one, removed with all that is in it.
+/// A new folder in the system's temporary folder, removed with its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -71,7 +71,7 @@ inline std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// What `call` throws as FileError, or what happened instead.
+/// The text of the FileError that `call` throws, or a note of any other outcome.
 template <class F>
 std::string file_error(F&& call) {
   try {
@@ -86,8 +86,8 @@ std::string file_error(F&& call) {
 
 inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-/// The folder of the test sources: where this file was when it was compiled, else `tests` in the current folder or one
-/// of the two above.
+/// The folder of the test sources: from this file's path at compile time, otherwise `tests` in the current folder or
+/// one of the two above it.
 inline std::filesystem::path tests_folder() {
   namespace fs = std::filesystem;
   std::vector<fs::path> places{fs::path(__FILE__).parent_path().parent_path()};
@@ -99,8 +99,8 @@ inline std::filesystem::path tests_folder() {
   throw std::runtime_error("the folder tests/ with fuzz/corpus in it is not found; run from the project's root");
 }
 
-/// Runs `python tests/oracle/SCRIPT ARGUMENTS` with the Python that THIMBLE_PYTHON names. Returns its exit status (77:
-/// it says that it lacks a package), or 77 when the variable is not set.
+/// Runs `python tests/oracle/SCRIPT ARGUMENTS` with the Python of THIMBLE_PYTHON. Returns its exit status; 77 means a
+/// missing package, or that the variable is not set.
 inline int run_oracle(const std::string& script, const std::string& arguments) {
   const char* python = std::getenv("THIMBLE_PYTHON");
   if (python == nullptr || *python == '\0') return 77;

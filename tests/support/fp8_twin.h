@@ -1,5 +1,5 @@
 #pragma once
-// The scalar twin of FP8 products (core/ops/quant/fp8.h, core/ops/quant/fp8_linear.h): element by element, sums in
+// The scalar twin of FP8 products (core/ops/quant/fp8.h, core/ops/quant/fp8_linear.h): element by element, with sums in
 // f64.
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Matrix {
 
 inline Matrix host(const Tensor& t) { return {t.size(0), t.size(1), to_host<float>(t)}; }
 
-/// Values in [-high, high] that differ from one another.
+/// Distinct values in [-high, high].
 inline Tensor spread(const Shape& shape, double high, DType dtype, int seed) {
   std::vector<float> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -32,7 +32,7 @@ inline Tensor spread(const Shape& shape, double high, DType dtype, int seed) {
   return to_dtype(from_host(values, shape), dtype);
 }
 
-/// What one value becomes: rounded under a scale, in f32 as the library does it.
+/// A value after rounding under a scale, in f32 like the library.
 inline float rounded(float value, float scale, DType dtype) {
   const float scaled = value * (1.0f / scale);
   if (std::isnan(scaled)) return std::numeric_limits<float>::quiet_NaN();
@@ -43,7 +43,7 @@ inline float rounded(float value, float scale, DType dtype) {
 
 inline float largest(DType dtype) { return dtype == DType::f8e4m3 ? 448.0f : 57344.0f; }
 
-/// The scale per element of a matrix: all one, or those of blocks as powers of two. `given` != 0 is taken.
+/// The scale of each element of a matrix: one for all, `given` if not 0, or a power of two per block.
 inline Matrix scales_of(const Matrix& m, Fp8Role role, const Fp8Format& format, float given) {
   Matrix scales{m.rows, m.columns, std::vector<float>(m.values.size())};
   const DType dtype = role == Fp8Role::gradient ? format.gradient : format.forward;
@@ -61,7 +61,7 @@ inline Matrix scales_of(const Matrix& m, Fp8Role role, const Fp8Format& format, 
       each([&](std::int64_t r, std::int64_t c) { amax = std::max(amax, std::fabs(static_cast<double>(m(r, c)))); });
       double scale = amax == 0 ? 1 : amax / static_cast<double>(largest(dtype)) * std::exp2(format.margin);
       if (is_block) {
-        // The quotient is rounded to f32 before it is rounded up to a power of two.
+        // The quotient is rounded to f32, and then up to a power of two.
         const double quotient = static_cast<double>(static_cast<float>(amax) / largest(dtype));
         scale = amax == 0 ? 1 : std::exp2(std::ceil(std::log2(quotient)));
       } else if (given != 0) {
@@ -86,7 +86,7 @@ inline Matrix through_fp8(const Matrix& m, Fp8Role role, const Fp8Format& format
   return result;
 }
 
-/// a b, and the same of magnitudes: what the error of a sum is bounded by.
+/// a b, and the product of magnitudes, which bounds the error of a sum.
 struct Product {
   std::vector<double> values, magnitudes;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Nets as loops written by hand, in f64, and tensors held against them.
+// Nets as hand-written loops in f64, and comparisons of tensors with them.
 
 #include <cmath>
 #include <cstddef>

@@ -29,7 +29,7 @@ void watch(std::size_t bytes) noexcept {
 long heap_calls() noexcept { return calls; }
 
 Watch::Watch() {
-  // The threads are made by the first call that needs them.
+  // The first call that needs threads creates them.
   thimble::parallel_threads(thimble::thread_count(), [](int) {});
   offences = 0;
   largest_offence = 0;

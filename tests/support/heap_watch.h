@@ -1,9 +1,9 @@
 #pragma once
-// Every allocator of the C library, forwarded to the real one and watched (heap_watch.cpp): how often the heap is
-// asked, and what is asked of it inside of launches. `operator new` comes down to malloc.
+// Forwards every allocator of the C library to the real one and counts its calls, and requests inside launches
+// (heap_watch.cpp). `operator new` ends in malloc.
 
 #include <cstddef>
-#include <cstdlib>  // and with it __GLIBC__, where that is the library
+#include <cstdlib>  // defines __GLIBC__ if that is the library
 
 #include "sanitizer.h"
 
@@ -14,10 +14,10 @@ namespace heap_watch {
 
 inline constexpr std::size_t allowed_bytes = 4096;
 
-/// Calls of an allocator since the program began, of all threads.
+/// Allocator calls of all threads since the program began.
 long heap_calls() noexcept;
 
-/// Counts offences from its construction on: allocations of more than allowed_bytes bytes inside of a launch.
+/// Counts offences while it lives: allocations of more than allowed_bytes bytes inside a launch.
 class Watch {
  public:
   Watch();

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of CPU kernels share: settings that restore themselves, data of any dtype, guarded workspace.
+// Helpers of CPU kernel tests: settings that restore themselves, data of any dtype, guarded workspaces.
 
 #include <cmath>
 #include <cstddef>
@@ -34,7 +34,7 @@ struct Settings {
   }
 };
 
-/// The instruction sets of this machine; says which it lacks.
+/// This machine's instruction sets; prints the missing ones.
 inline std::vector<Isa> supported() {
   std::vector<Isa> list;
   for (const Isa set : isas) {
@@ -47,18 +47,17 @@ inline std::vector<Isa> supported() {
   return list;
 }
 
-/// Those with a fused multiply-add, whose kernels agree bitwise.
+/// The instruction sets with a fused multiply-add, whose kernels agree bitwise.
 inline std::vector<Isa> fused() {
   std::vector<Isa> list = supported();
   std::erase(list, Isa::generic);
   return list;
 }
 
-/// The units of this machine for i8 or bf16, plain code among them (for bf16 a model of vdpbf16ps); says which it
-/// lacks.
+/// This machine's units for i8 or bf16, including plain code (for bf16 a model of vdpbf16ps); prints the missing ones.
 inline std::vector<DotUnit> supported_units(DType dtype) {
   std::vector<DotUnit> list;
-  const DotUnit none = dtype == DType::bf16 ? DotUnit::avx2 : DotUnit::amx;  // has no products of it
+  const DotUnit none = dtype == DType::bf16 ? DotUnit::avx2 : DotUnit::amx;  // has no such products
   for (const DotUnit unit : dot_units) {
     if (is_supported(unit, dtype)) {
       list.push_back(unit);
@@ -70,7 +69,7 @@ inline std::vector<DotUnit> supported_units(DType dtype) {
   return list;
 }
 
-/// What multiplies bf16 in a scope; none: it is converted to f32.
+/// Sets the unit for bf16 products in a scope; nullopt converts to f32.
 class Bf16On {
  public:
   explicit Bf16On(std::optional<DotUnit> unit) {
@@ -122,7 +121,7 @@ struct Workspace {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
     return bytes.data() + (64 - address % 64) % 64;
   }
-  /// The bytes behind the workspace are as they were.
+  /// Whether the bytes after the workspace are unchanged.
   bool is_intact() {
     const auto* end = static_cast<std::byte*>(get()) + size;
     for (const auto* p = end; p != bytes.data() + bytes.size(); ++p) {

@@ -1,5 +1,5 @@
-// What the tests' program does besides: THIMBLE_ISA and THIMBLE_UNITS are obeyed, what it runs on is printed, and an
-// assertion in another thread than the main one ends it.
+// The listener of the tests' program: obeys THIMBLE_ISA and THIMBLE_UNITS, prints the hardware in use, and ends the
+// program on an assertion outside the main thread.
 
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cstdio>
@@ -33,7 +33,7 @@ class Listener : public ListenerBase {
     std::printf("On %s\n", thimble::kernels::describe_compute().c_str());
     std::fflush(stdout);
   }
-  /// Catch counts assertions without a lock: what other threads find, they leave to the main thread to check.
+  /// Catch counts assertions without a lock: other threads must leave checks to the main thread.
   void assertionStarting(const Catch::AssertionInfo& info) override {
     if (std::this_thread::get_id() == main_) return;
     std::fprintf(stderr, "%s:%zu: %s outside of the main thread\n", info.lineInfo.file, info.lineInfo.line,

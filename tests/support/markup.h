@@ -1,5 +1,5 @@
 #pragma once
-// A reader of XML and HTML for tests: whether tags nest, where texts of a picture lie.
+// Reads XML and HTML for tests: whether tags nest, and the positions of a picture's texts.
 
 #include <algorithm>
 #include <cctype>
@@ -28,8 +28,8 @@ inline std::string attribute_after(const std::string& document, const std::strin
   return at == std::string::npos ? "" : attribute(std::string_view(document).substr(at), name);
 }
 
-/// What keeps `document` from being well-formed, or "". Knows the void elements of HTML and skips the contents of
-/// script and style.
+/// Why `document` is not well-formed, or "". Knows the void elements of HTML and skips the contents of script and
+/// style.
 inline std::string problem(const std::string& document) {
   static const std::set<std::string> void_elements = {"meta", "br", "link", "img", "hr"};
   std::vector<std::string> open;
@@ -43,7 +43,7 @@ inline std::string problem(const std::string& document) {
       ++at;
       continue;
     }
-    std::size_t end = at;  // the next > outside of quotes
+    std::size_t end = at;  // the next > outside quotes
     for (bool is_quoted = false; end < document.size() && (is_quoted || document[end] != '>'); ++end) {
       if (document[end] == '"') is_quoted = !is_quoted;
       if (end > at && document[end] == '<') return "a bare < in " + document.substr(at, 60);
@@ -70,7 +70,7 @@ inline std::string problem(const std::string& document) {
   return open.empty() ? "" : "<" + open.back() + "> is not closed";
 }
 
-/// Where a text lies, by the width that the layout assumes.
+/// The box of a text, by the width that the layout assumes.
 struct TextBox {
   std::string text;
   double left = 0, right = 0, top = 0, bottom = 0;

@@ -65,8 +65,8 @@ inline Matrix sum(Matrix a, const Matrix& b) {
   return a;
 }
 
-// Singular values, largest first, by Jacobi's rotations of the columns of the taller one of a and a^T (one-sided), and
-// the left singular vectors of a wide `a` as columns of `vectors`.
+// Singular values, largest first, by one-sided Jacobi rotations of the columns of a or a^T, whichever is taller; the
+// left singular vectors of a wide `a` go into `vectors` as columns.
 inline std::vector<double> singular_values(const Matrix& a, Matrix* vectors = nullptr) {
   Matrix u = a.rows >= a.columns ? a : transposed(a);
   const std::int64_t n = u.columns;

@@ -1,6 +1,6 @@
 #pragma once
-// What the tests of the reference models share: passes, training steps, and the checks that every model has to stand:
-// its builds against each other, dry against real runs, theory against the ledger, its names and sizes in files.
+// Helpers of the tests of reference models: passes, training steps, and checks for every model: its builds against each
+// other, dry against real runs, theory against the ledger, its names and sizes in files.
 
 #include <algorithm>
 #include <chrono>
@@ -30,7 +30,7 @@
 
 namespace thimble::testing {
 
-/// A number of threads for a scope: small models are quicker without others to wait for.
+/// Sets the number of threads for a scope: small models are quicker on one thread.
 class Threads {
  public:
   explicit Threads(int threads = 1) : before_(thread_count()) { set_thread_count(threads); }
@@ -40,7 +40,7 @@ class Threads {
   int before_;
 };
 
-/// The same initial values for the same seed, whatever the build.
+/// Equal initial values for equal seeds, in any build.
 template <class M = models::Model>
 std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions& options,
                                const nn::TensorOptions& on = {}, std::uint64_t seed = 1) {
@@ -50,8 +50,8 @@ std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions
   return std::unique_ptr<M>(&dynamic_cast<M&>(*model.release()));
 }
 
-/// Normal images with the classes 0, 1, 2, ...; or ids that the position and `seed` determine, with the next ones as
-/// targets, or with the hidden ones (every third position) where the model is masked.
+/// Normal images with the classes 0, 1, 2, ...; or ids from the position and `seed`, with the next ids as targets, or
+/// in a masked model the hidden ids (every third position).
 inline models::Batch make_batch(const models::Model& model, std::int64_t samples, std::uint64_t seed = 3) {
   models::Batch batch = model.empty_batch(samples, cpu);
   std::vector<std::int64_t> targets;
@@ -85,7 +85,6 @@ models::ModelOptions options_with(Member models::ModelOptions::*member, Value va
   return options;
 }
 
-/// A name and values.
 struct NamedValues {
   std::string name;
   std::vector<double> values;
@@ -132,13 +131,13 @@ inline std::vector<double> train_on(models::Model& model, optim::Optimizer& opti
   return losses;
 }
 
-/// Nothing to do before a run: see `prepare` below.
+/// For runs without preparation: see `prepare` below.
 inline constexpr auto as_made = [](auto&) {};
 
 /// Both builds of a transformer give loss and gradients that are equal up to rounding, with dropout too: a mask is a
-/// function of the path, the call's ordinal under it and the element, and both builds ask at the same places. Blocks
-/// that are run again give the same bits. `sizes_of(build, dropout)`; `prepare(model)` comes before. Parameters whose
-/// name ends with `without_gradient` are left out: rounding is all they get.
+/// function of the path, the call's ordinal under it and the element, and both builds draw at equal places. Recomputed
+/// blocks give equal bits. `sizes_of(build, dropout)`; `prepare(model)` runs first. Parameters whose name ends with
+/// `without_gradient` are left out: their gradient is only rounding.
 template <class M, class SizesOf, class Prepare = decltype(as_made)>
 void check_builds_agree(std::string_view name, SizesOf&& sizes_of, const Prepare& prepare = as_made,
                         std::string_view without_gradient = {}) {
@@ -168,8 +167,7 @@ void check_builds_agree(std::string_view name, SizesOf&& sizes_of, const Prepare
   }
 }
 
-/// Two steps on a device: of Adam, clipped, for text; of SGD with momentum for images. The stack remembers what
-/// happened.
+/// Two steps on a device: Adam with clipping for text, SGD with momentum for images. Returns the stack with its trace.
 template <class M = models::Model, class Prepare = decltype(as_made)>
 memory::Stack run_two_steps(std::string_view name, const models::ModelOptions& options, std::int64_t samples,
                             memory::Device device, const Prepare& prepare = as_made) {
@@ -196,7 +194,7 @@ memory::Stack run_two_steps(std::string_view name, const models::ModelOptions& o
   return stack;
 }
 
-/// Holds a dry run against the real one, event by event.
+/// Compares a dry run with the real one, event by event.
 template <class M = models::Model, class Prepare = decltype(as_made)>
 void check_dry_run(std::string_view name, const models::ModelOptions& options, std::int64_t samples,
                    const Prepare& prepare = as_made) {
@@ -209,7 +207,7 @@ void check_dry_run(std::string_view name, const models::ModelOptions& options, s
   CHECK(real.ledger->bytes() == 0);
 }
 
-/// A model at full size is dry-run within a second, and its peak lies where state and activations put it.
+/// The dry run of a full-size model takes less than a second, and its peak is where state and activations put it.
 inline void check_planned_within_a_second(std::string_view name, std::int64_t samples, std::int64_t moments,
                                           const models::Theory& theory) {
   const auto start = std::chrono::steady_clock::now();
@@ -223,17 +221,17 @@ inline void check_planned_within_a_second(std::string_view name, std::int64_t sa
   CHECK(elapsed.count() < 1);
 }
 
-/// The literature's figure for what one layer of a transformer keeps in its textbook build, without the statistics of
-/// norms (Korthikanti et al. 2022, equation 1): e = `element_bytes`.
+/// The literature's bytes that a transformer layer keeps in its textbook build, without the statistics of norms
+/// (Korthikanti et al. 2022, equation 1): e = `element_bytes`.
 constexpr std::int64_t transformer_layer_bytes(std::int64_t s, std::int64_t b, std::int64_t h, std::int64_t a,
                                                std::int64_t element_bytes, bool has_dropout) noexcept {
   const std::int64_t e = element_bytes;
   return has_dropout ? s * b * h * (16 * e + 2) + (2 * e + 1) * a * s * s * b : 16 * e * s * b * h + e * a * s * s * b;
 }
 
-/// Holds theory against what the ledger books in a dry pass: between forward and backward, after backward, and with an
-/// optimizer, Adam. `is_recomputed`: every layer runs under checkpoint(). `more_in_layer`: bytes that a pass without a
-/// Transaction keeps in each layer besides.
+/// Compares theory with the ledger in a dry pass: between forward and backward, after backward, and with an Adam
+/// optimizer. `is_recomputed`: every layer runs under checkpoint(). `more_in_layer`: additional bytes per layer that a
+/// pass without a Transaction keeps.
 template <class M = models::Model>
 void check_theory(const models::Theory& theory, std::string_view name, const models::ModelOptions& options,
                   std::int64_t samples, bool is_recomputed = false, std::int64_t more_in_layer = 0) {
@@ -275,7 +273,7 @@ void check_theory(const models::Theory& theory, std::string_view name, const mod
   CHECK(model->parameter_count() == state.parameter_elements);
 }
 
-/// Calls check(build, dropout, dtype) for both builds, without dropout and with it, in three dtypes.
+/// Calls check(build, dropout, dtype) for both builds, with and without dropout, in three dtypes.
 template <class Check>
 void for_each_form(double dropout, Check&& check) {
   for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
@@ -285,7 +283,7 @@ void for_each_form(double dropout, Check&& check) {
   }
 }
 
-/// Saving, loading into another model and saving again gives the same bytes.
+/// Saving, loading into another model and saving again gives equal bytes.
 inline void check_weights_round_trip(std::string_view name, const models::ModelOptions& options) {
   const files_test::TemporaryFolder folder;
   const auto a = make_seeded(name, options), b = make_seeded(name, options, {}, 2);
@@ -297,7 +295,7 @@ inline void check_weights_round_trip(std::string_view name, const models::ModelO
   CHECK(files_test::read_text_file(folder / "first") == files_test::read_text_file(folder / "second"));
 }
 
-/// The shape a parameter or buffer has in a file; empty when there is none of that name.
+/// The shape of a parameter or buffer in a file; empty if none has that name.
 inline std::string file_shape_of(const models::Model& model, const std::string& name) {
   std::vector<nn::NamedTensor> entries = model.parameters();
   for (const nn::NamedTensor& b : model.buffers()) entries.push_back(b);

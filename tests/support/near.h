@@ -1,5 +1,5 @@
 #pragma once
-// How far results are from what is expected, so that a NaN is never near: `std::max(worst, NaN)` is `worst`.
+// Distances of results from expected values. A NaN is never near; note that `std::max(worst, NaN)` is `worst`.
 
 #include <cmath>
 #include <cstddef>
@@ -14,7 +14,7 @@ inline double worse(double worst, double error) {
   return error <= worst ? worst : error;
 }
 
-/// The largest |a - b|; infinity where the sizes differ, a value is NaN, or two are not both finite.
+/// The largest |a - b|; infinity if the sizes differ, a value is NaN, or one of a pair is not finite.
 template <class A, class B>
 double largest_difference(const std::vector<A>& a, const std::vector<B>& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -25,7 +25,7 @@ double largest_difference(const std::vector<A>& a, const std::vector<B>& b) {
   return most;
 }
 
-/// The largest |got - expected| / (1 + |expected|), in the same way.
+/// The largest |got - expected| / (1 + |expected|), with the same exceptions.
 template <class A, class B>
 double largest_error(const std::vector<A>& got, const std::vector<B>& expected) {
   if (got.size() != expected.size()) return std::numeric_limits<double>::infinity();

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of offloading share: a folder on a disk, tensors of known bytes, a tier's counts.
+// Helpers of the tests of offloading: a folder on a disk, tensors of known bytes, a tier's counts.
 
 #include <cstring>
 #include <filesystem>
@@ -18,8 +18,8 @@ using namespace thimble;
 
 using Bytes = std::vector<std::byte>;
 
-// A folder on a disk, or empty where this machine's temporary folders are all in memory: the test case then counts as
-// skipped, and in CI as failed.
+// A folder on a disk; empty if this machine's temporary folders are all in memory, which skips the test case, and in CI
+// fails it.
 inline std::string disk_folder() {
   static const std::string folder = [] {
     for (const std::string& candidate : {std::filesystem::temp_directory_path().string(), std::string("/var/tmp"),
@@ -48,7 +48,7 @@ inline FileTier::Options options_at(const std::string& folder, std::size_t chunk
   return options;
 }
 
-// Bytes that depend on their place and on `seed`; bools are 0 and 1.
+// Bytes that depend on their position and on `seed`; bools are 0 and 1.
 inline Tensor pattern(const Shape& shape, DType dtype, std::uint32_t seed, Category category = Category::temporary) {
   Tensor t = Tensor::empty(shape, dtype, cpu, category);
   if (t.elements() == 0) return t;
@@ -69,7 +69,7 @@ inline Bytes bytes_of(const Tensor& t) {
   return bytes;
 }
 
-// Without the times.
+// The statistics without times.
 inline std::vector<std::uint64_t> counts(const TierStatistics& s) {
   return {s.writes, s.reads, s.bytes_written, s.bytes_read, s.live_bytes, s.committed_bytes};
 }

@@ -20,7 +20,7 @@
 namespace thimble::testing {
 namespace {
 
-// Distinct, reproducible values: a golden-ratio sequence spreads them evenly, so that maxima and kinks are not hit.
+// Distinct, reproducible values: a golden-ratio sequence spreads them evenly, so that none is at a maximum or a kink.
 std::vector<double> spread(const Operand& operand, std::size_t which) {
   if (!operand.values.empty()) return operand.values;
   std::vector<double> values(static_cast<std::size_t>(operand.shape.elements()));
@@ -38,7 +38,7 @@ bool can_take_gradient(const Operand& operand) {
   return operand.takes_gradient && !operand.is_integer && !operand.is_bool;
 }
 
-// Only bit i of `leaves` makes operand i a leaf.
+// Operand i is a leaf if bit i of `leaves` is set.
 std::vector<Tensor> make_operands(const OperatorCase& row, DType dtype, memory::Device device, std::uint32_t leaves) {
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < row.operands.size(); ++i) {
@@ -54,11 +54,11 @@ std::vector<Tensor> make_operands(const OperatorCase& row, DType dtype, memory::
 
 struct Outcome {
   Tensor y;
-  std::vector<Tensor> gradients;  // undefined where none
+  std::vector<Tensor> gradients;  // undefined without a gradient
   std::int64_t tape_bytes = 0;    // of distinct storages held by the tape
 };
 
-// `policy`: the call is in a segment with that policy; null: in none.
+// The call is in a segment with `policy`, or in none if that is null.
 Outcome run_once(const OperatorCase& row, DType dtype, memory::Device device, std::uint32_t leaves,
                  FatePolicy policy = nullptr) {
   const std::vector<Tensor> operands = make_operands(row, dtype, device, leaves);
@@ -122,7 +122,7 @@ void check_values(const OperatorCase& row) {
     const std::vector<Tensor> operands = make_operands(row, dtype, cpu, 0);
     current_generator().start_pass();
     const Tensor y = row.run(operands);
-    std::vector<HostArray> host;  // what the dtype made of the values
+    std::vector<HostArray> host;  // values after conversion to the dtype
     for (const Tensor& t : operands) host.push_back({t.shape(), to_host<double>(t)});
     std::vector<double> expected;
     if (row.reference) {
@@ -169,7 +169,7 @@ void check_bytes(const OperatorCase& row) {
 }
 
 void check_dry(const OperatorCase& row, memory::Device device) {
-  // Making the operands copies values on the real side only, so events are compared from the operator on.
+  // Creating the operands copies values only on the real side, so events are compared from the operator on.
   const auto operator_events = [&](memory::Device device) {
     memory::Options options;
     options.trace = true;
@@ -193,7 +193,7 @@ void check_dry(const OperatorCase& row, memory::Device device) {
   CHECK(operator_events(device) == operator_events(dry(device)));
 }
 
-// Each operand in its turn is on a dry device: refused, and the message names both devices and the fix.
+// Puts one operand at a time on a dry device: the call is refused, and the message names both devices and the fix.
 void check_mixed_devices(const OperatorCase& row) {
   const std::vector<Tensor> here = make_operands(row, DType::f32, cpu, 0);
   for (std::size_t i = 0; i < here.size() && here.size() > 1; ++i) {
@@ -205,7 +205,7 @@ void check_mixed_devices(const OperatorCase& row) {
   }
 }
 
-// The largest difference of two tensors' values, relative to 1 + |value|; infinities and NaN are equal to their like.
+// The largest difference of two tensors' values, relative to 1 + |value|; infinities and NaN equal their kind.
 double largest_difference(const Tensor& expected, const Tensor& got) {
   const std::vector<double> a = to_host<double>(expected.detach()), b = to_host<double>(got.detach());
   if (a.size() != b.size()) return INFINITY;
@@ -217,8 +217,8 @@ double largest_difference(const Tensor& expected, const Tensor& got) {
   return worst;
 }
 
-// On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, the same bits
-// again. On the host's device in other orders of threads, blocks and items.
+// On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, repeatable bits; on
+// tests/emulated also in other orders of threads, blocks and items.
 void check_cuda(const OperatorCase& row) {
   const std::map<DType, double> tolerances{
       {DType::f64, 1e-10}, {DType::f32, 4e-6}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
@@ -314,7 +314,7 @@ void check_operator(const OperatorCase& row) {
     const auto stack = memory::make_resource(
         cpu, {.arena = {.poison = true, .compaction = Arena::Compaction::before_every_allocation}});
     const ResourceScope moving(stack.top);
-    Tensor below = Tensor::empty({1000});  // its place is given back when the operands lie above it
+    Tensor below = Tensor::empty({1000});  // freed when the operands are above it
     OperatorCase moved = row;
     moved.run = [&](std::span<const Tensor> operands) {
       below = Tensor();

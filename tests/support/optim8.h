@@ -19,7 +19,7 @@ namespace optim8_test {
 using namespace thimble;
 using namespace thimble::optim;
 
-// A matrix of several blocks whose last one is short, and a vector below the limit for narrow state.
+// A matrix of several blocks with a short last one, a vector, and one below the limit for narrow state.
 inline const std::vector<Shape> shapes{{3, 411}, {1000}, {7}};
 
 inline std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Device device = cpu) {
@@ -34,7 +34,7 @@ inline std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Devi
   return list;
 }
 
-// Of many magnitudes; a whole block without any at first.
+// Gradients of many magnitudes; in the first steps a whole block is zero.
 inline void set_gradients(const std::vector<Named>& list, int step) {
   RandomGenerator generator(static_cast<std::uint64_t>(10 + step));
   const GeneratorScope random(generator);
@@ -52,7 +52,7 @@ inline MomentFormat narrow(DType dtype = DType::u8) { return {dtype, 100, {}}; }
 
 inline const AdamOptions adam_options{0.02, 0.8, 0.95, 1e-6, 0.1, true, 0};
 
-// An optimizer with its moments in a format.
+// An optimizer with moments in a given format.
 inline Adam make_adam(const std::vector<Named>& list, AdamOptions options, const MomentFormat& moments) {
   options.moments = moments;
   return {list, options};

@@ -1,5 +1,5 @@
 #pragma once
-// Models whose blocks are in parts, trained a little in any layout of parts, ranks and stages, with their checkpoints.
+// Models with sharded blocks, trained briefly in any layout of shards, ranks and stages, with their checkpoints.
 
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace thimble::testing {
 
-/// Who has what.
+/// Numbers of shards and ranks, and the stage of ZeRO.
 struct Layout {
   int tp, ranks, zero = 0;
   std::string text() const {
@@ -21,7 +21,7 @@ struct Layout {
   }
 };
 
-inline constexpr std::int64_t width = 48, micro_batches = 4;  // of all ranks
+inline constexpr std::int64_t width = 48, micro_batches = 4;  // over all ranks
 
 inline models::Setup setup_of(const std::string& model, const Layout& layout, const std::string& precision = {}) {
   models::Setup setup;
@@ -44,7 +44,7 @@ inline models::Setup setup_of(const std::string& model, const Layout& layout, co
   return setup;
 }
 
-/// `body` on each rank, with its setup; on one rank without a communicator.
+/// Runs `body` on each rank, with its setup; a single rank has no communicator.
 inline void on_ranks(const models::Setup& setup,
                      const std::function<void(models::TrainedParts&, const models::Setup&)>& body) {
   if (setup.ranks == 1) {
@@ -96,7 +96,7 @@ inline nn::Metadata load(models::TrainedParts& parts, const models::Setup& setup
   return nn::load_checkpoint(path, *parts.model, *parts.optimizer, models::whole_state(setup, cpu), parts.generator);
 }
 
-/// A run of the program in it.
+/// Options of a run of the program in the layout.
 inline models::TrainOptions options_of(const std::string& model, const Layout& layout) {
   models::TrainOptions options;
   options.setup = setup_of(model, layout);

@@ -1,5 +1,5 @@
 #pragma once
-// Setups of models in stages of a pipeline, to be compared with one rank that has the whole model.
+// Setups of models in pipeline stages, for comparison with one rank that has the whole model.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ namespace thimble::testing {
 struct PipelineRow {
   std::string model;
   int pp, tp = 1, dp = 1, zero = 0;
-  std::int64_t micro_batches = 4;  // of a rank
+  std::int64_t micro_batches = 4;  // per rank
   std::string pipeline = "1f1b", precision = {}, optimizer = {};
   models::Build build = models::Build::fused;
   double clip = 0.5;
@@ -41,7 +41,7 @@ inline models::Setup setup_of(const PipelineRow& row) {
   if (row.model == "resnet18") {
     sizes.image = 16, sizes.width = 8;
   } else if (row.model == "mlp") {
-    sizes.layers = row.layers - 1, sizes.width = 24;  // and the head
+    sizes.layers = row.layers - 1, sizes.width = 24;  // plus the head
   } else {
     sizes.layers = row.layers, sizes.width = 48, sizes.heads = 12;
     if (row.model == "vit-b16") {
@@ -70,7 +70,7 @@ inline models::Setup setup_of(const PipelineRow& row) {
   return setup;
 }
 
-/// Checkpoints and weight files of `first` are those of one rank, and runs that stop in it go on as `then`.
+/// Checkpoints and weight files of `first` equal one rank's, and runs stopped in `first` continue as `then`.
 inline void check_files(const PipelineRow& first, const PipelineRow& then) {
   const files_test::TemporaryFolder folder;
   const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };

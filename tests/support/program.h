@@ -1,5 +1,5 @@
 #pragma once
-// Running the program `thimble` from a test.
+// Runs the program `thimble` from a test.
 
 #include <cstdlib>
 #include <optional>
@@ -16,8 +16,8 @@ struct Output {
   std::string out, error;
 };
 
-/// Runs the program that THIMBLE_PROGRAM names with these arguments; nothing where the variable is not set. What it
-/// prints goes through two files in `folder`.
+/// Runs the program in THIMBLE_PROGRAM with these arguments; nullopt if the variable is not set. Its output goes
+/// through two files in `folder`.
 inline std::optional<Output> run(const files_test::TemporaryFolder& folder, const std::string& arguments) {
   const char* const path = std::getenv("THIMBLE_PROGRAM");
   if (path == nullptr) return std::nullopt;

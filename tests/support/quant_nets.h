@@ -1,5 +1,5 @@
 #pragma once
-// Small nets to quantize, without training: what the tests of quantization share.
+// Small untrained nets for the tests of quantization.
 
 #include <cmath>
 #include <cstdint>
@@ -27,7 +27,7 @@ inline Tensor images(const Shape& shape, unsigned seed, DType dtype = DType::f32
   return to_dtype(from_host(list, shape), dtype);
 }
 
-/// Batch norms that do something: statistics and weights that are not 0 and 1.
+/// Gives batch norms statistics and weights other than 0 and 1.
 inline void stir(nn::Module& model) {
   std::mt19937 random(11);
   const auto draw = [&](double low, double high) {
@@ -57,7 +57,7 @@ struct Net {
                std::int64_t samples = 3) {
     options.image = options.image > 0 ? options.image : 16;
     options.channels = 3;
-    RandomGenerator generator(1);  // whatever ran before, the same net
+    RandomGenerator generator(1);  // the same net, whatever ran before
     const GeneratorScope scope(generator);
     model = models::make_model(name, options, {cpu, dtype});
     model->eval();

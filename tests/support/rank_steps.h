@@ -1,5 +1,5 @@
 #pragma once
-// A few steps of a setup on one rank of several, or on one alone, and what they leave: to be compared bit for bit.
+// A few steps of a setup, on one rank of several or on a single rank, and their results, for comparison bit for bit.
 
 #include <cstdint>
 #include <cstring>
@@ -62,7 +62,7 @@ inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ran
   return result;
 }
 
-/// The same by one rank, which has all stages, parts and micro-batches.
+/// The setup for one rank with all stages, shards and micro-batches.
 inline models::Setup alone(models::Setup setup) {
   setup.micro_batches *= data_ranks(setup);
   setup.ranks = 1;
@@ -70,7 +70,7 @@ inline models::Setup alone(models::Setup setup) {
   return setup;
 }
 
-/// The same on threads, in the order of ranks.
+/// The results of all ranks, run on threads, in the order of ranks.
 inline std::vector<StepsResult> run_ranks_steps(const models::Setup& setup) {
   return by_rank(setup.ranks, [&](dist::Communicator& ranks) {
     models::Setup own = setup;
@@ -79,8 +79,8 @@ inline std::vector<StepsResult> run_ranks_steps(const models::Setup& setup) {
   });
 }
 
-/// Runs the setup on threads and checks that each has losses and tensors of `one`, and all together have all of them.
-/// How many ranks have each tensor.
+/// Runs the setup on threads and checks each rank's losses and tensors against `one`, and that together they have all
+/// tensors. Returns the number of ranks with each tensor.
 inline std::map<std::string, int> check_ranks_have(const models::Setup& setup, const StepsResult& one) {
   std::map<std::string, int> owners;
   for (const StepsResult& own : run_ranks_steps(setup)) {

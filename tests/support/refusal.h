@@ -1,11 +1,11 @@
 #pragma once
-// How code refuses.
+// Messages of refusals.
 
 #include <string>
 
 namespace refusal_test {
 
-/// The message of the Error that `f` ends with; empty: it ends without one.
+/// The message of the Error that `f` throws; empty if it throws none.
 template <class Error, class F>
 std::string refusal(F&& f) {
   try {

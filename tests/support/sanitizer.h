@@ -1,7 +1,7 @@
 #pragma once
-// THIMBLE_TEST_HAS_SANITIZER: the tests are built with a sanitizer, which takes memory of its own beside the program's.
-// What holds a whole process's bytes against a figure, or a limit, is left out there, and so are most rows of tables of
-// runs that call the same.
+// THIMBLE_TEST_HAS_SANITIZER: the tests are built with a sanitizer, which takes memory in addition to the program's.
+// Tests of a whole process's bytes or limits are left out then, and so are most rows of tables whose runs call the same
+// code.
 
 #include <initializer_list>
 #include <vector>
@@ -24,7 +24,7 @@ inline constexpr bool has_sanitizer = true;
 inline constexpr bool has_sanitizer = false;
 #endif
 
-/// Rows of a table, for GENERATE; under a sanitizer one of three.
+/// Rows of a table for GENERATE; under a sanitizer one row of three.
 template <class T>
 Catch::Generators::GeneratorWrapper<T> table_rows(std::initializer_list<T> all) {
   std::vector<T> some;

@@ -1,5 +1,5 @@
 #pragma once
-// A short chain of products and tanhs, whose spills a test names node by node.
+// A short chain of products and tanhs; tests name its spills node by node.
 
 #include <cstddef>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// A training run with a part of it in a tier, against its dry run.
+// Compares a training run that is partly in a tier with its dry run.
 
 #include <cstddef>
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace store_run_test {
 
-/// `setup` asks for something to be offloaded, to `folder`: the run needs what its dry run says, to the event, and less
-/// than `here_bytes`. Without a folder it is refused.
+/// `setup` offloads something to `folder`: the run has the events and bytes of its dry run, and takes less than
+/// `here_bytes`. Without a folder it is refused.
 inline void check(thimble::models::Setup setup, const std::string& folder, std::size_t here_bytes) {
   using namespace thimble;
   setup.offload = folder;

@@ -1,5 +1,5 @@
 #pragma once
-// A tier in the host's memory whose transfers a test can have fail.
+// A tier in the host's memory with transfers that a test can make fail.
 
 #include <cstring>
 #include <map>
@@ -14,7 +14,7 @@ namespace store_test {
 
 using namespace thimble;
 
-/// Copies at once. Its `fail_at`-th call of write, read or wait (from 1) fails; 0: none does.
+/// Copies at once. Its `fail_at`-th call of write, read or wait (from 1) fails; 0 fails none.
 class MemoryTier final : public Tier {
  public:
   explicit MemoryTier(memory::Device device = cpu, std::uint64_t fail_at = 0) : device_(device), fail_at_(fail_at) {}

@@ -1,5 +1,5 @@
 #pragma once
-// A dense tensor's bytes, read and written by a test, wherever the tensor lies.
+// Reads and writes a dense tensor's bytes, on any device.
 
 #include <cstddef>
 #include <cstring>
@@ -28,7 +28,7 @@ inline Bytes bytes_of(const Tensor& t) {
   return bytes;
 }
 
-/// Nothing on a dry device.
+/// Does nothing on a dry device.
 inline void put_bytes(const Tensor& t, const void* from) {
   if (t.bytes() == 0) return;
   fetch_parameters(t);

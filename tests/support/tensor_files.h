@@ -1,6 +1,6 @@
 #pragma once
-// What tests of weights and checkpoints share: files whose header is another than the model's, and errors with their
-// type.
+// Helpers of the tests of weights and checkpoints: files with a header different from the model's, and errors with
+// their type.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace files_test {
 
-/// What `call` throws, the type's name first: "ShapeError load_weights: ...".
+/// The error that `call` throws, with the type's name first: "ShapeError load_weights: ...".
 template <class F>
 std::string error_of(F&& call) {
   try {
@@ -33,7 +33,7 @@ std::string error_of(F&& call) {
   return "no error";
 }
 
-/// The entry of that name, which is there.
+/// The entry of that name, which must exist.
 inline thimble::SafetensorsEntry& entry_in(std::vector<thimble::SafetensorsEntry>& list, const std::string& name) {
   return *std::find_if(list.begin(), list.end(), [&](const auto& entry) { return entry.name == name; });
 }
@@ -48,7 +48,7 @@ inline void write_zeros(const std::string& path, const std::vector<thimble::Safe
   file.commit();
 }
 
-/// The file `from` as `to`, with element `at` of one tensor changed.
+/// Copies the file `from` to `to` with element `at` of one tensor changed.
 template <class T>
 void rewrite_element(const std::string& from, const std::string& to, const std::string& name, std::size_t at, T value) {
   const thimble::SafetensorsReader file(from);

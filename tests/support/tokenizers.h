@@ -1,5 +1,5 @@
 #pragma once
-// Tokenizers for tests that need one of some size.
+// Tokenizers of a given size for tests.
 
 #include <string>
 #include <string_view>
@@ -16,7 +16,7 @@ inline std::string letter_text(int byte) {
   return text;
 }
 
-/// `size` tokens, at most 697: special ones, the bytes, then pairs of a space and of English's letters.
+/// `size` tokens, at most 697: special ones, the bytes, then pairs over a space and English letters.
 inline thimble::data::Tokenizer letter_pairs(std::size_t size,
                                              thimble::data::WordPattern pattern = thimble::data::WordPattern::gpt2,
                                              const std::vector<std::string>& special = {}) {

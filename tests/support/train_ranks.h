@@ -1,5 +1,5 @@
 #pragma once
-// A named training on as many threads as its setup has ranks.
+// Runs a named training on threads, one per rank of its setup.
 
 #include <algorithm>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace thimble::testing {
 
-/// The report of rank 0.
+/// Returns the report of rank 0.
 inline models::TrainReport train(const models::TrainOptions& options) {
   if (options.setup.ranks == 1) return models::train(models::prepare_training(options));
   models::TrainReport report;
@@ -28,7 +28,7 @@ inline models::TrainReport train(const models::TrainOptions& options) {
   return report;
 }
 
-/// The largest of the ranks' least budgets: one for all. No more than what the largest takes without.
+/// The largest of the ranks' minimum budgets, for all of them; at most the largest peak without a budget.
 inline std::size_t least_budget(models::TrainOptions options) {
   std::size_t least = 0, most = 0;
   for (options.setup.rank = 0; options.setup.rank < options.setup.ranks; ++options.setup.rank) {
@@ -46,8 +46,8 @@ inline std::size_t least_budget(models::TrainOptions options) {
   return least;
 }
 
-/// Three steps of the setup, in the least budget or without one: the losses are those of one rank, and each rank
-/// commits what was predicted.
+/// Three steps of the setup, in the least budget or without one: the losses equal one rank's, and each rank commits the
+/// predicted bytes.
 inline models::TrainReport check_predicted(const models::Setup& setup, bool has_budget) {
   models::TrainOptions options;
   options.setup = setup;
@@ -74,7 +74,7 @@ inline models::TrainReport check_predicted(const models::Setup& setup, bool has_
   return report;
 }
 
-/// The ValueError that training is refused with; empty: it is not.
+/// The ValueError that refuses the training; empty if it is accepted.
 inline std::string refusal_of(const models::TrainOptions& options) {
   try {
     models::prepare_training(options);

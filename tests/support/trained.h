@@ -1,5 +1,5 @@
 #pragma once
-// A training run of the program, without the program: what it reports, and the losses on its way.
+// A training run without the program: its report and losses.
 
 #include <functional>
 #include <string>
@@ -15,7 +15,7 @@ struct Run {
   std::vector<double> losses;
 };
 
-/// Trains; `after_step` sees what every step tells.
+/// Trains; `after_step` gets the progress of every step.
 inline Run run(const thimble::models::TrainOptions& options,
                const std::function<void(const thimble::nn::Progress&)>& after_step = nullptr) {
   Run result;
@@ -27,7 +27,7 @@ inline Run run(const thimble::models::TrainOptions& options,
   return result;
 }
 
-/// The message that preparing these options ends with; empty when they are accepted.
+/// The message of the error from preparing these options; empty if they are accepted.
 inline std::string refusal(const thimble::models::TrainOptions& options) {
   try {
     thimble::models::prepare_training(options);

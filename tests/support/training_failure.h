@@ -1,5 +1,5 @@
 #pragma once
-// A training step of a small run, in which each allocation fails in turn.
+// A training step of a small run in which every allocation fails once.
 
 #include <cstdint>
 #include <cstring>
@@ -14,7 +14,7 @@
 
 namespace training_failure {
 
-/// What was wrong with the steps in which one allocation failed.
+/// The faults of the steps in which one allocation failed.
 struct StepFailures {
   std::uint64_t requests = 0;  // of one step
   std::size_t failures = 0, untyped = 0, changed = 0, leaks = 0, leftovers = 0, different = 0;
@@ -24,8 +24,8 @@ inline bool is_clean(const thimble::ThreadContext& now) {
   return now.tape == nullptr && now.transaction == nullptr && !now.is_recomputing && now.path == 0;
 }
 
-/// Fails each request of the next step in turn. Every time the state is compared, the step is tried again, and the run
-/// is put back to where it was; at last the step is done.
+/// Fails each request of the next step once. Each time it compares the state, retries the step, and restores the run;
+/// at last it does the step.
 inline StepFailures walk_step(SmallTraining& run, thimble::FailAt& fail, const thimble::memory::Stack& stack) {
   StepFailures walk;
   const TrainingState before = run.state();

@@ -1,5 +1,5 @@
 #pragma once
-// A small training run of a test's own, whose whole state can be copied out, compared bytewise and put back.
+// A small training run for tests; its whole state can be copied out, compared bytewise and put back.
 
 #include <memory>
 #include <string>
@@ -15,7 +15,7 @@
 
 #include "tensor_bytes.h"
 
-/// What a step may change: bytes of parameters, buffers and optimizer state, and two counters.
+/// All that a step may change: bytes of parameters, buffers and optimizer state, and two counters.
 struct TrainingState {
   std::vector<std::vector<std::byte>> tensors;
   std::int64_t updates = 0;
@@ -31,9 +31,9 @@ class SmallTraining {
     const char* optimizer = "adamw";
     bool recomputes = false;
     std::int64_t micro_batches = 1;
-    std::int64_t samples = 2;  ///< of a micro-batch
-    std::int64_t width = 0;    ///< 0: as small as can be
-    std::int64_t length = 0;   ///< tokens of a sequence, or height and width of an image; 0: as small as can be
+    std::int64_t samples = 2;  ///< per micro-batch
+    std::int64_t width = 0;    ///< defaults to the smallest possible
+    std::int64_t length = 0;   ///< tokens of a sequence, or sides of an image; defaults to the smallest possible
   };
 
   explicit SmallTraining(const Options& options, thimble::memory::Device device = thimble::cpu)
@@ -59,7 +59,7 @@ class SmallTraining {
     }
   }
 
-  /// Gradients of the batch, as bytes; the step after it is as if this had not been.
+  /// Gradients of the batch, as bytes; the next step is not affected.
   std::vector<std::vector<std::byte>> gradients() {
     std::vector<std::vector<std::byte>> list;
     const thimble::Transaction dropped;  // takes the gradients with it
@@ -70,7 +70,7 @@ class SmallTraining {
     return list;
   }
 
-  /// One training step; returns the loss, which is not read.
+  /// One training step; returns the loss without reading it.
   thimble::Tensor step() {
     thimble::nn::StepOptions options;
     options.clip_norm = is_gpt() ? 1 : 0;
@@ -97,7 +97,6 @@ class SmallTraining {
     generator_.set_step(state.generator_step);
   }
 
-  /// Whether any parameter has a gradient.
   bool has_gradient() const {
     for (const auto& p : model_->trainable()) {
       if (p.tensor.grad().defined()) return true;
@@ -122,7 +121,7 @@ class SmallTraining {
     return list;
   }
 
-  /// Values that differ from sample to sample; no random numbers are drawn.
+  /// Values differ from sample to sample; draws no random numbers.
   void fill_batch(const thimble::models::Batch& batch, std::int64_t index) {
     const auto fill_ids = [&](const thimble::Tensor& t, std::int64_t kinds) {
       std::vector<std::int64_t> values(static_cast<std::size_t>(t.elements()));

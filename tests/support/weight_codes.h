@@ -1,5 +1,5 @@
 #pragma once
-// Weights in codes, with tensors.
+// Encodes and decodes weights as tensors.
 
 #include <cstdint>
 
