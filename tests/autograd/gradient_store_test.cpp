@@ -312,7 +312,7 @@ TEST_CASE("gradients: of a concat, one that waits long is copied out, so that th
     return std::pair(peak, device.is_dry ? std::vector<float>() : to_host<float>(x.grad()));
   };
   const auto longest = static_cast<int>(ops::Concat::longest_wait);
-  // Between concat and skip lie 3 * x, two products and the steps.
+  // Between concat and skip are 3 * x, two products and the steps.
   CHECK(pass(dry(cpu), longest - 4).first == pass(dry(cpu), longest - 3).first + unit);
   for (const int steps : {longest - 4, longest - 3}) {
     const auto [peak, gradient] = pass(cpu, steps);

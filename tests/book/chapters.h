@@ -60,7 +60,7 @@ std::vector<Script> scripts(const std::string& text);
 /// and no placeholder in capitals (FILE, MODEL).
 std::vector<std::string> commands_in_prose(const std::string& text);
 
-/// Runs a command line as the book has it, in a temporary folder with docs/ in it, on two threads and the generic
+/// Runs a command line of the book in a temporary folder with docs/ in it, on two threads and the generic
 /// instruction set. `thimble` is the program under test; its folder also has `examples/NAME`.
 struct Result {
   int status = -1;

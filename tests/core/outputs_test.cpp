@@ -75,7 +75,7 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
       {folder / "sub/../in", "", in, is_read},
       {folder / "sub/model-1.safetensors", "", folder / "sub", is_read},
       {folder / "other_sub/model-1.safetensors", "", folder / "sub", is_read},
-      {folder / "sub/data", "", folder / "sub", is_read},  // with overwrites as well
+      {folder / "sub/data", "", folder / "sub", is_read},  // even with overwrites
       {folder / "sub/page", "", folder / "sub", ""},       // ours, from an earlier run
       {folder / "sub/new", "", folder / "sub", ""},
       {out, out, in, twice},

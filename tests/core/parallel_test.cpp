@@ -215,7 +215,7 @@ TEST_CASE("parallel: quotas of control groups", "[parallel]") {
   CHECK_FALSE(cpu_quota(self, root));
   write("groups/outer/inner/cpu.max", "max 100000");
   CHECK_FALSE(cpu_quota(self, root));
-  write("groups/outer/cpu.max", "300000 100000");  // outer groups count as well
+  write("groups/outer/cpu.max", "300000 100000");  // outer groups count, too
   CHECK(cpu_quota(self, root) == 3);
   write("groups/outer/inner/cpu.max", "800000 100000");
   CHECK(cpu_quota(self, root) == 3);

@@ -79,7 +79,7 @@ TEST_CASE("driver backing: a refused bounce is given back, and asked for again",
     INFO("call " << call);
     Pages pages(4);
     driver_books().fail_at = call;
-    pages.backing->move(granule / 2, 0, granule, nullptr);  // in pieces of half a granule
+    pages.backing->move(granule / 2, 0, granule, nullptr);  // in steps of half a granule
     CHECK(driver_books().fail_at == 0);
     CHECK(pages.holds(0, granule / 2, granule));
     CHECK(driver_books().handles == 4);

@@ -56,7 +56,7 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
   for (int r = 0; r < ranks; ++r) {
     const Found& found = all[static_cast<std::size_t>(r)];
     CHECK((found.sum == expected));
-    CHECK((found.mine == numbers_of(r, n)));                       // still in use, so not overwritten
+    CHECK((found.mine == numbers_of(r, n)));                       // still held, so not overwritten
     const std::int64_t own = n * (r + 1) / ranks - n * r / ranks;  // a rank's shard
     CHECK(static_cast<std::int64_t>(found.sent) == 4 * ((n - own) + (ranks - 1) * own));
   }

@@ -44,7 +44,7 @@ void require_message(const unsigned char* data, int from, int to, std::size_t by
 
 std::size_t places(const Communicator& c) { return static_cast<std::size_t>(c.size()); }
 
-/// Runs f and requires that this rank sends so many bytes and messages in it.
+/// Runs f and requires that this rank sends `bytes` and `messages` in it.
 template <class F>
 void with_volume(Communicator& c, std::uint64_t bytes, std::uint64_t messages, const F& f) {
   const Communicator::Volume before = c.volume();

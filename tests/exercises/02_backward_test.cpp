@@ -53,7 +53,7 @@ TEST_CASE("exercise 2.1: the sigmoid keeps its output", "[exercise]") {
     const Recording on(tape);
     z = matmul(sigmoid(matmul(x, v)), w);
   }
-  // 10 x 100 numbers: the sigmoid's output, which the second product keeps as well. It is held once.
+  // 10 x 100 numbers: the sigmoid's output, which the second product also keeps. It is held once.
   CHECK(held_bytes(tape) == 1000 * 4);
 }
 

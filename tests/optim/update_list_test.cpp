@@ -167,7 +167,7 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
   for (const Case& c : {Case{1, 0, 1}, Case{56, 0, 1}, Case{57, 0, 2}, Case{30, 30, 2}, Case{57, 113, 5}}) {
     INFO(c.vectors << " vectors, " << c.matrices << " matrices");
     std::vector<Shape> shapes;
-    for (std::size_t i = 0; i < std::max(c.vectors, c.matrices); ++i) {  // in turn, as in a model
+    for (std::size_t i = 0; i < std::max(c.vectors, c.matrices); ++i) {  // alternating, as in a model
       if (i < c.vectors) shapes.push_back({9});
       if (i < c.matrices) shapes.push_back({3, 3});
     }

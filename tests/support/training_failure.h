@@ -25,7 +25,7 @@ inline bool is_clean(const thimble::ThreadContext& now) {
 }
 
 /// Fails each request of the next step once. Each time it compares the state, retries the step, and restores the run;
-/// at last it does the step.
+/// finally it does the step.
 inline StepFailures walk_step(SmallTraining& run, thimble::FailAt& fail, const thimble::memory::Stack& stack) {
   StepFailures walk;
   const TrainingState before = run.state();
