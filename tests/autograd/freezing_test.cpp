@@ -187,8 +187,7 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
     CHECK(through.gradients[i] == (i / 2 == 2 ? std::vector<float>() : all.gradients[i]));
   }
   const optim::Sgd sgd(net.trainable(), {.rate = 1, .momentum = 0.9});
-  CHECK(sgd.state_bytes() ==
-        (layers - 1) * (width * width + width) * sizeof(float));  // frozen parameters have no state
+  CHECK(sgd.state_bytes() == (layers - 1) * (width * width + width) * sizeof(float));  // none for frozen parameters
   CHECK(stack.ledger->bytes(Category::optimizer) == sgd.state_bytes());
 }
 

@@ -1,5 +1,4 @@
-// Gradients that wait in a tier for their parameter's update: same bits as without it, and the bytes that a dry run
-// predicts.
+// Gradients that wait in a tier for their parameter's update: equal bits, and the bytes that a dry run predicts.
 
 #include <algorithm>
 #include <cstdint>

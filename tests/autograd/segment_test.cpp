@@ -180,8 +180,7 @@ TEST_CASE("segment: how often a node runs", "[segment]") {
                   keep_costly, [&](const Tensor& t) { return op(op(t, 0), 1); }, x);
             },
             2) == Runs{1, 1});
-  // Early stop: a rerun skips nodes that backward does not need, such as a segment's end whose result nothing inside
-  // reads.
+  // Early stop: a rerun skips nodes that backward does not need, such as an end that nothing inside reads.
   CHECK(count(
             [&](auto op) {
               return checkpoint([&](const Tensor& t) { return mul(square(op(t, 0)), full({4}, 1)); }, op(x, 1)) +
