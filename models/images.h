@@ -7,7 +7,7 @@
 
 namespace thimble::models {
 
-/// Small images (at most 64 pixels) enter through a 3x3 convolution of stride 1, others through one of stride 2.
+/// Images of at most 64 pixels enter through a 3x3 convolution of stride 1, larger ones through a 7x7 of stride 2.
 constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64; }
 
 /// Throws ValueError if an option belongs to other models (vocabulary, sequence, heads, key_heads, hidden, window,

@@ -36,7 +36,7 @@ nn::LinearOptions dense_gelu(const ModelOptions& sizes) {
   return dense(sizes.build == Build::fused ? gelu_activation(form_of(sizes)) : kernels::Activation::none);
 }
 
-// The activation under `name`, where it is an operator of its own.
+// In the textbook build gelu is a separate operator, under `name`.
 Tensor gelu_if_textbook(const Tensor& x, const ModelOptions& sizes, std::string_view name) {
   if (sizes.build == Build::fused) return x;
   const PathScope scope(name);
@@ -62,7 +62,7 @@ class BertAttention final : public Branch {
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, C)
-    x = nn::as_operand(x, query_.compute());                        // cast once for the three of them
+    x = nn::as_operand(x, query_.compute());                        // cast once for all three
     const Tensor q = attend_.heads(query_(x)), k = attend_.heads(key_(x)), v = attend_.heads(value_(x));
     return out_(attend_(q, k, v, with));  // (B, T, C)
   }

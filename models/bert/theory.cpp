@@ -25,10 +25,10 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   kept.statistics("embedding norm statistics", stream(2 * s));
   if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", stream(sh));
   if (has_fp8_layers(precision, h)) {
-    // A layer keeps its input as codes, also that from the embedding; the head keeps the last layer's result whole.
+    // Every layer keeps its input as codes, even the first; the head keeps the last layer's result whole.
     theory.layers.back().kept.push_back({"encoder output", Category::activation, precision.parameters, sh, 0});
   } else {
-    // So it does where products cast, but there the head has a copy of its own.
+    // If products cast, too, but then the head keeps a separate copy.
     kept.values(precision.compute ? "encoder output" : "embedding output", stream(sh));
   }
   kept.values("gelu input", stream(sh));
@@ -36,7 +36,7 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   kept.statistics("head norm statistics", stream(2 * s));
   kept.values("head input", stream(sh));
   add_token_loss(kept, sizes);
-  const std::int64_t transforms = sizes.team.cuts_sequence ? sizes.team.count() : 1;  // each part has its cast
+  const std::int64_t transforms = sizes.team.cuts_sequence ? sizes.team.count() : 1;  // each shard has its cast
   kept.casts("weight casts", transforms * h * h + sizes.team.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;

@@ -11,7 +11,7 @@
 namespace thimble::models {
 namespace {
 
-// Each tensor goes as soon as nothing reads it: `x = f(x)` in steps, where f(g(x)) would hold all three to its end.
+// Code below writes `x = f(x)` in steps, which frees each tensor after its last read; f(g(x)) would hold all three.
 constexpr PoolWindow halves{.kernel = {2, 2}, .stride = {2, 2}};
 
 }  // namespace
@@ -21,8 +21,7 @@ Vgg16::Vgg16(std::int64_t classes, const nn::TensorOptions& on, double dropout)
       fc2_(child<nn::Linear>("classifier.3", 4096, 4096, on)),
       fc3_(child<nn::Linear>("classifier.6", 4096, classes, on)),
       dropout_(child<nn::Dropout>("dropout", dropout)) {
-  // Channels of the convolutions; 0 is a maximum of 2x2, and every convolution is followed by a relu: torchvision's
-  // numbers count all three.
+  // Channels of convolutions, each followed by a relu; 0 is a 2x2 max pool. torchvision's numbers count all three.
   constexpr std::array<int, 18> plan{64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0};
   std::int64_t channels = 3, number = 0;
   for (const int out : plan) {
@@ -49,7 +48,7 @@ Tensor Vgg16::forward(const Tensor& images) {
     x = relu(x);
   }
   if (x.size(1) != 7 || x.size(2) != 7) x = adaptive_avg_pool2d(x, 7, 7);
-  x = flatten(permute(x, {0, 3, 1, 2}), 1);  // (N, 512 7 7) in the order of channels first
+  x = flatten(permute(x, {0, 3, 1, 2}), 1);  // (N, 512 7 7), channels first
   x = dropout_(relu(fc1_(x)));
   return fc3_(dropout_(relu(fc2_(x))));
 }

@@ -22,11 +22,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Synthetic sets have this many bytes of pixels, within these counts of images.
+// Bytes of pixels in a synthetic set, within bounds of the number of images.
 constexpr std::int64_t synthetic_image_bytes = 32 << 20, least_images = 256, most_images = 2048;
 constexpr std::int64_t synthetic_classes = 10;
 
-// Images to train on, then images to validate with.
+// Training images, then validation images.
 struct Split {
   data::ImageStore images;
   std::int64_t train = 0;
@@ -46,7 +46,7 @@ Split join(data::ImageStore train, const data::ImageStore& test, const std::stri
   return {std::move(train), count};
 }
 
-// A batch on the host, for a device that cannot be written to from here: pixels in the dtype that they are needed in.
+// A batch on the host, for a device that the host cannot write to, with pixels in the target's dtype.
 struct HostBatch {
   void resize(std::int64_t elements, std::int64_t samples, DType as) {
     dtype = as;
@@ -88,7 +88,7 @@ class ImageSet final : public Dataset {
     }
     samples_ = samples;
     const data::Normalization normalization = data::measure_normalization(images_, 0, train_);
-    // A part is a batch of its own: steps of as many smaller batches walk through the same images.
+    // Each part is read as a separate smaller batch, so the order of images does not depend on the ranks.
     train_source_.emplace(store_, 0, train_, samples / share().parts(), seed, normalization);
     validation_source_.emplace(store_, train_, validation, samples, seed, normalization);
   }
@@ -103,7 +103,7 @@ class ImageSet final : public Dataset {
 
   void prepare(std::int64_t step, DType dtype) override {
     if (!prepared_) prepared_.emplace();
-    prepared_->step = -1;  // of none, should reading fail
+    prepared_->step = -1;  // no step, in case reading fails
     prepared_->resize(own_samples() * images_.image_elements(), own_samples(), dtype);
     read(step, dtype, prepared_->pixels.data(), std::span(prepared_->labels));
     prepared_->step = step;
@@ -138,8 +138,7 @@ class ImageSet final : public Dataset {
 
   Shape shape_of(std::int64_t count) const { return {count, images_.height, images_.width, images_.channels}; }
 
-  // `fill(pixels, labels)` writes a batch of `count`: on the cpu straight into its tensors, and on a dry device
-  // nowhere.
+  // `fill(pixels, labels)` writes a batch of `count`, on the cpu straight into its tensors; not called on a dry device.
   template <class Fill>
   Batch make(std::int64_t count, memory::Device device, DType dtype, Fill&& fill) const {
     if (!is_floating(dtype)) {
@@ -166,7 +165,7 @@ class ImageSet final : public Dataset {
         const std::span values(reinterpret_cast<const T*>(images.pixels.data()), images.pixels.size() / sizeof(T));
         return from_host(values, shape_of(count), device, Category::input);
       } else {
-        return {};  // make() refuses it
+        return {};  // make() throws
       }
     });
     return {input, from_host(images.labels, {count}, device, Category::input)};
@@ -181,7 +180,7 @@ class ImageSet final : public Dataset {
   std::optional<HostBatch> prepared_;
 };
 
-// `folder`/`name`, plain or with .gz, where there is one.
+// `folder`/`name`, plain or with .gz, if it exists.
 std::optional<std::string> find_idx(const fs::path& folder, const std::string& name) {
   std::error_code error;
   for (const char* ending : {"", ".gz"}) {
@@ -190,11 +189,11 @@ std::optional<std::string> find_idx(const fs::path& folder, const std::string& n
   return std::nullopt;
 }
 
-// The images and labels of a part, where both are there: MNIST's "train" and "t10k", EMNIST's "emnist-letters-train"
-// and "emnist-letters-test". Throws ValueError where a folder has several sets.
+// The images and labels of a part, if both exist: MNIST's "train" and "t10k", EMNIST's "emnist-letters-train" and
+// "emnist-letters-test". Throws ValueError if a folder has several sets.
 std::optional<data::ImageStore> open_part(const fs::path& folder, std::initializer_list<std::string_view> parts) {
   constexpr std::string_view images_name = "-images-idx3-ubyte";
-  std::set<std::string> found;  // what the names begin with
+  std::set<std::string> found;  // prefixes of the file names
   for (const std::string& name : names_in(folder.string())) {
     const std::size_t at = name.find(images_name);
     if (at == std::string::npos) continue;
@@ -215,7 +214,7 @@ std::optional<data::ImageStore> open_part(const fs::path& folder, std::initializ
                         *find_idx(folder, start + "-labels-idx1-ubyte"));
 }
 
-// Which CIFAR a batch is of: by its size and, where that is one of both, by its name.
+// The CIFAR of a batch, by its size and, if that fits both, by its name.
 const data::CifarForm& cifar_of(const fs::path& path) {
   std::error_code error;
   const std::uintmax_t bytes = fs::file_size(path, error);

@@ -83,12 +83,12 @@ std::string from_hexadecimal(std::string_view digits) {
 namespace {
 
 constexpr std::size_t synthetic_bytes = std::size_t{1} << 20;
-constexpr std::uint64_t most_text_bytes = (std::uint64_t{1} << 32) - 2;  // that a tokenizer takes
+constexpr std::uint64_t most_text_bytes = (std::uint64_t{1} << 32) - 2;  // the limit of tokenizers
 
-// Both parts as tokens, with a vocabulary of characters or without.
+// Both splits as tokens.
 class Text final : public Dataset {
  public:
-  /// `is_masked`: samples hide some of their tokens, which are the targets; else targets are the next tokens.
+  /// `is_masked`: samples hide some tokens, which are the targets; else targets are the next tokens.
   Text(data::TokenStore train, data::TokenStore validation, TokenText text, bool is_masked)
       : train_(std::move(train)), validation_(std::move(validation)), text_(std::move(text)), is_masked_(is_masked) {
     const std::uint32_t sum = validation_.checksum(train_.checksum(crc32c(symbols())));
@@ -162,10 +162,10 @@ class Text final : public Dataset {
   std::string digest() const override { return digest_; }
 
  private:
-  // The same places of the validation part are hidden in every run.
+  // Fixed, so that every run hides the same places of the validation split.
   static constexpr std::uint64_t validation_seed = 0;
 
-  /// Windows that lie side by side in the validation part.
+  /// The number of adjacent windows in the validation split.
   std::int64_t windows() const { return (validation_.size() - 1) / items_per_sample(); }
 
   /// Window number `row` of a batch: inputs from `start` on, targets one later.
@@ -181,14 +181,14 @@ class Text final : public Dataset {
     return tokens.subspan(static_cast<std::size_t>(first * seq), static_cast<std::size_t>(count * seq));
   }
 
-  /// Windows with the numbers from `first` on of the batch of a step.
+  /// Hides tokens of a step's windows, numbered from `first` on.
   void hide(std::span<std::int64_t> inputs, std::span<std::int64_t> targets, std::uint64_t seed, std::int64_t step,
             std::int64_t first) const {
     data::mask_windows(inputs, targets, items_per_sample(), seed, step, masking_, first);
   }
 
-  // `fill(inputs, targets)` writes a batch of `count` windows: on the cpu straight into its tensors, and on a dry
-  // device nowhere.
+  // `fill(inputs, targets)` writes a batch of `count` windows, on the cpu straight into its tensors; not called on a
+  // dry device.
   template <class Fill>
   Batch make(std::int64_t count, memory::Device device, Fill&& fill) const {
     const Shape shape{count, items_per_sample()};  // (B, T)
@@ -209,7 +209,7 @@ class Text final : public Dataset {
     return with_counts(std::move(batch), to);
   }
 
-  // Where some targets are hidden, how many of each sample count; else all of them do.
+  // With hidden tokens, counts each sample's targets; else all targets count.
   Batch with_counts(Batch batch, std::span<const std::int64_t> targets) const {
     if (is_masked_) batch.counts = count_targets(targets, batch.target.size(0));
     return batch;
@@ -225,7 +225,7 @@ class Text final : public Dataset {
   std::optional<data::WindowSampler> sampler_;
 };
 
-/// Nine tenths to train on, rounded down, and the rest to validate with.
+/// Nine tenths for training, rounded down, and the rest for validation.
 std::unique_ptr<Dataset> split_90_10(const data::TokenStore& tokens, TokenText text, bool is_masked) {
   const std::int64_t train = tokens.size() / 10 * 9 + tokens.size() % 10 * 9 / 10;
   return std::make_unique<Text>(tokens.part(0, train), tokens.part(train, tokens.size() - train), std::move(text),
@@ -245,7 +245,7 @@ std::unique_ptr<Dataset> from_characters(const std::string& text, bool is_masked
                      TokenText(vocabulary), is_masked);
 }
 
-/// A text as tokens, each as narrow as the tokenizer's tokens allow.
+/// A text as tokens in 2 or, for large vocabularies, 4 bytes each.
 std::unique_ptr<Dataset> from_tokenizer(std::string_view text, std::shared_ptr<const data::Tokenizer> tokenizer) {
   const std::vector<std::uint32_t> tokens = tokenizer->encode(text);
   const std::size_t each = tokenizer->size() <= 65536 ? 2 : 4;
@@ -261,7 +261,7 @@ bool is_token_file(const std::filesystem::path& path) {
   return path.extension() == ".bin" || path.extension() == ".npy";
 }
 
-// The one `*part*` of a folder's files of tokens.
+// The only token file `*part*` in a folder.
 std::string token_file(const std::string& folder, const std::string& part) {
   std::vector<std::string> found;
   for (const std::string& name : names_in(folder)) {

@@ -1,5 +1,5 @@
 #pragma once
-// Text as a model's tokens: its characters, or what a tokenizer makes of it.
+// Text as a model's tokens, by characters or by a tokenizer.
 
 #include <cstdint>
 #include <memory>
@@ -20,24 +20,23 @@ namespace thimble::models {
 
 class TokenText {
  public:
-  /// Neither: tokens are numbers.
+  /// Tokens are numbers.
   TokenText() = default;
   explicit TokenText(data::CharVocabulary characters) : characters_(std::move(characters)) {}
-  /// Null as above.
+  /// If null, tokens are numbers.
   explicit TokenText(std::shared_ptr<const data::Tokenizer> tokenizer) : tokenizer_(std::move(tokenizer)) {}
 
   const std::optional<data::CharVocabulary>& characters() const noexcept { return characters_; }
   const std::shared_ptr<const data::Tokenizer>& tokenizer() const noexcept { return tokenizer_; }
 
-  /// Throws ValueError for a byte that is none of the characters, and where tokens are numbers.
+  /// Throws ValueError for a byte that is none of the characters, and if tokens are numbers.
   std::vector<std::int64_t> encode(std::string_view text) const;
-  /// A token that the tokenizer has not, as a model may have rows beyond it, is U+FFFD; numbers have
-  /// spaces between.
+  /// Tokens beyond the tokenizer, which a model may have, become U+FFFD; numbers are separated by spaces.
   std::string decode(const std::vector<std::int64_t>& tokens) const;
 
-  /// The characters, as a checkpoint keeps them; empty: there are none.
+  /// The characters, which checkpoints keep, or empty.
   std::string symbols() const { return characters_ ? characters_->symbols() : std::string(); }
-  /// What tells the tokenizer from others: how many tokens it has, and a checksum; empty: there is none.
+  /// Identifies the tokenizer by its number of tokens and a checksum, or empty.
   std::string tokenizer_sum() const;
 
  private:
@@ -45,13 +44,12 @@ class TokenText {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
 };
 
-/// The symbols of CharVocabulary in hexadecimal digits, as files keep them: characters may be any bytes, and metadata
-/// are text.
+/// The symbols of CharVocabulary in hexadecimal digits for files: characters may be any bytes, but metadata is text.
 std::string to_hexadecimal(std::string_view symbols);
-/// The same back. Throws ValueError for what to_hexadecimal does not write.
+/// The inverse. Throws ValueError for a text that to_hexadecimal does not write.
 std::string from_hexadecimal(std::string_view digits);
 
-// ---- What open_dataset opens.
+// ---- The two cases of open_dataset.
 
 /// For models over tokens.
 std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed,

@@ -49,7 +49,7 @@ Tensor InceptionBlock::forward(const Tensor& x) {  // (N, H, W, I)
 
 ModelOptions googlenet_options(ModelOptions options) {
   ModelOptions of_images = options;
-  of_images.dropout = -1;  // an option of this one, too
+  of_images.dropout = -1;  // googlenet has this option
   require_image_options("googlenet", of_images, smallest_googlenet_image);
   if (options.layers > 0) {
     throw ValueError("googlenet: `layers` " + std::to_string(options.layers) + ": their number is fixed");
@@ -58,7 +58,7 @@ ModelOptions googlenet_options(ModelOptions options) {
   options.channels = options.channels > 0 ? options.channels : 3;
   options.classes = options.classes > 0 ? options.classes : has_small_stem(options.image) ? 10 : 1000;
   options.width = options.width > 0 ? options.width : 64;
-  options.vocabulary = options.sequence = options.layers = options.heads = 0;  // it has none
+  options.vocabulary = options.sequence = options.layers = options.heads = 0;  // of other models
   if (options.dropout < 0) options.dropout = 0.2;
   if (options.width % 8 != 0) {
     throw ValueError("googlenet: width " + std::to_string(options.width) + "; expected a multiple of 8");

@@ -4,7 +4,7 @@
 namespace thimble::models {
 namespace {
 
-// Side of the image behind a maximum of stride 2 without padding, rounded up; the last window begins inside.
+// Side of the image after a max pool of stride 2 without padding, rounded up; the last window begins inside.
 std::int64_t pooled(std::int64_t side, std::int64_t kernel) {
   const std::int64_t out = (side - kernel + 1) / 2 + 1;
   return (out - 1) * 2 >= side ? out - 1 : out;
@@ -26,7 +26,7 @@ Theory googlenet_theory(std::string_view, const ModelOptions& options, const nn:
   const std::int64_t inner_side = is_small ? outer_side : pooled(outer_side, 3);
   const std::int64_t outer = outer_side * outer_side, inner = inner_side * inner_side;
   std::int64_t side = inner_side, channels = 3 * w;
-  std::int64_t pool_outputs = is_small ? 0 : inner * w;  // elements for each sample, of the pools outside of blocks
+  std::int64_t pool_outputs = is_small ? 0 : inner * w;  // elements per sample, of the pools outside blocks
   for (std::size_t i = 0; i < inception_blocks.size(); ++i) {
     const InceptionSizes block = scaled(inception_blocks[i], w);
     if (block.pool_before > 0) {
@@ -40,7 +40,7 @@ Theory googlenet_theory(std::string_view, const ModelOptions& options, const nn:
     theory.conv_norm(block.branch2, 3, block.reduce2);
     theory.conv_norm(block.branch3, 3, block.reduce3);
     const std::int64_t pixels = side * side, reduced = block.reduce2 + block.reduce3;
-    const std::int64_t convs = block.out() + reduced;  // channels of the six
+    const std::int64_t convs = block.out() + reduced;  // channels of the six convolutions
     const bool is_last = i + 1 == inception_blocks.size();
     const bool is_kept = !is_last && (is_textbook || inception_blocks[i + 1].pool_before == 0);
     TermList kept(precision);
@@ -57,7 +57,7 @@ Theory googlenet_theory(std::string_view, const ModelOptions& options, const nn:
   TermList kept(precision);
   kept.images("images", sizes.image * sizes.image * sizes.channels);
   kept.values("conv outputs", outer * w + inner * (w + 3 * w));
-  // Fused, conv2 reads the first one where no pool is in between, and conv3 the second.
+  // Fused, conv3 reads the second relu, and without a pool between them conv2 the first.
   kept.values("relu outputs", is_textbook ? outer * w + inner * (w + 3 * w) : inner * w * (is_small ? 2 : 1));
   kept.batch_norms(w + w + 3 * w);
   kept.values("pool outputs", pool_outputs);

@@ -26,7 +26,7 @@ constexpr std::array<TokenSizes, 9> gpt_family{{{"gpt2", 12, 12, 768, 1024, 5025
 constexpr double gpt_deviation = 0.02, gpt_epsilon = 1e-5;
 constexpr GeluForm gpt_gelu = GeluForm::tanh;
 
-// How a group shards the model; the rest of this file does not know of groups.
+// How a group shards the model; the rest of this file is independent of groups.
 const nn::ShardedChild gpt_shards[] = {{"attn.c_attn", nn::Sharding::column, 3},
                                        {"attn.c_proj", nn::Sharding::row},
                                        {"mlp.c_fc", nn::Sharding::column},
@@ -37,8 +37,7 @@ double gpt_epsilon_of(const ModelOptions& sizes) { return sizes.function.epsilon
 
 nn::LinearOptions projection() { return {.weight_is_in_out = true, .deviation = gpt_deviation}; }
 
-// Projections that end on the residual stream start smaller, by 1 / sqrt(number of them) (Radford et al. 2019,
-// section 2.3).
+// Projections into the residual stream start smaller, by 1 / sqrt(their number) (Radford et al. 2019, section 2.3).
 nn::LinearOptions residual_projection(const ModelOptions& sizes) {
   nn::LinearOptions options = projection();
   options.deviation = gpt_deviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));

@@ -1,6 +1,6 @@
 #pragma once
-// GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions and a head tied to the token table. Parameter
-// names and layouts are those of its public files: `wte.weight` (V, C), `wpe.weight` (T, C), `h.0.attn.c_attn.weight`
+// GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions and a head tied to the token table. Parameters
+// have the names and layouts of its public files: `wte.weight` (V, C), `wpe.weight` (T, C), `h.0.attn.c_attn.weight`
 // (C, 3C) [in, out], ...
 
 #include <memory>
@@ -15,14 +15,14 @@
 
 namespace thimble::models {
 
-/// Ids (B, T) i64 -> logits (B, T, V), in models/gpt/gpt.cpp from top to bottom.
+/// Ids (B, T) i64 -> logits (B, T, V). models/gpt/gpt.cpp has it from top to bottom.
 class Gpt final : public Decoder, public nn::PublicNames {
  public:
   Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   std::string_view hidden_layers() const noexcept override { return "h."; }
   bool is_tied() const noexcept override { return true; }
-  /// The table may be there as the head, or as both.
+  /// A file may have the table as the head, or as both.
   std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
 
  private:
@@ -34,8 +34,8 @@ class Gpt final : public Decoder, public nn::PublicNames {
   nn::LayerNorm* ln_f_ = nullptr;
 };
 
-/// The sizes of a named model of the family (see make_gpt) with `options` replacing some; none is left open. Throws
-/// ValueError: another name, heads that do not divide the width, dropout of 1 or more.
+/// The complete sizes of a named model of the family (see make_gpt), with `options` replacing some. Throws ValueError
+/// as token_options does: another name, heads that do not divide the width, dropout of 1 or more.
 ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {});
 
 /// `gpt2` (124M), `gpt2-medium`, `gpt2-large`, `gpt2-xl`, `char-gpt` (6 layers, width 384, 6 heads, T 256, 65
@@ -45,12 +45,12 @@ ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {}
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
-/// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. Of V a rank has its parts', in
-/// parameters and logits. Layers are a transformer's with their norms before attention and mlp
-/// (models/transformer/theory.h). Outside: "ids" and "targets" (input), "embedding output", "final norm statistics",
-/// "head input"; textbook: with dropout "embedding mask", and "log-probabilities"; fused: "logits" and "logsumexp".
-/// Where products compute in a dtype of their own, "embedding output" is of the parameters' dtype, and "token table
-/// cast" are V h numbers. What is kept with a chunked head is unknown. Throws ValueError as gpt_options does.
+/// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. A rank of a group has its shard of V,
+/// in parameters and logits. Layers are pre-norm (models/transformer/theory.h). Outside: "ids" and "targets" (input),
+/// "embedding output", "final norm statistics", "head input"; textbook: with dropout "embedding mask", and
+/// "log-probabilities"; fused: "logits" and "logsumexp". If products have a separate dtype, "embedding output" has the
+/// parameters', and "token table cast" has V h elements. Unknown with a chunked head. Throws ValueError as gpt_options
+/// does.
 Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

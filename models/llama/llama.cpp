@@ -51,7 +51,7 @@ class LlamaAttention final : public Branch {
 
  protected:
   Tensor forward(Tensor x, const AttentionInputs& with) override {  // (B, T, h)
-    x = nn::as_operand(x, q_proj_.compute());                       // cast once for the three of them
+    x = nn::as_operand(x, q_proj_.compute());                       // cast once for all three
     const Tensor q = attend_.turned(q_proj_(x), with);              // (B, T, a, D)
     const Tensor k = attend_.turned(k_proj_(x), with);              // (B, T, g, D)
     const Tensor v = attend_.heads(v_proj_(x));                     // (B, T, g, D)
@@ -146,7 +146,7 @@ std::vector<std::vector<std::string>> Llama::names_in_files(const std::string& n
 namespace {
 
 constexpr std::array<TokenSizes, 8> llama_family{{
-    // layers, heads, width, sequence, vocabulary, dropout, heads of keys, hidden
+    // layers, heads, width, sequence, vocabulary, dropout, key heads, hidden
     {"llama-3.2-1b", 16, 32, 2048, 2048, 128256, 0, 8, 8192},
     {"llama-3.2-3b", 28, 24, 3072, 2048, 128256, 0, 8, 8192},
     {"llama-3-8b", 32, 32, 4096, 2048, 128256, 0, 8, 14336},
@@ -157,11 +157,11 @@ constexpr std::array<TokenSizes, 8> llama_family{{
     {"tiny-llama", 6, 6, 384, 256, 65, 0, 2, 1024},
 }};
 
-// What a row's config.json says besides sizes.
+// The values of a row's config.json other than sizes.
 struct Traits {
   double theta, epsilon;
   bool is_tied, has_bias;
-  double stretch;  // the scaling's factor; 0: none
+  double stretch;  // the scaling's factor, or 0
   std::int64_t positions;
 };
 constexpr std::array<Traits, llama_family.size()> traits{{

@@ -107,7 +107,7 @@ std::unique_ptr<Llama> load_llama(const std::string& folder, const nn::TensorOpt
   LlamaConfig config = read_llama_config(path, options);
   ModelOptions sizes;
   sizes.sequence = config.sizes.sequence, sizes.dropout = config.sizes.dropout;
-  follow_weights("tiny-llama", sizes, read_weight_facts(folder), WeightUse::writing);  // are they those of the tensors?
+  follow_weights("tiny-llama", sizes, read_weight_facts(folder), WeightUse::writing);  // throws unless tensors match
   const PathScope scope("llama");
   auto model = std::make_unique<Llama>(config, on);
   nn::load_weights(*model, folder);

@@ -11,7 +11,7 @@ struct Widths {
       : s(n.sequence), h(n.width), keys(n.width / n.heads * n.key_heads), f(n.hidden), a(n.heads) {}
 };
 
-/// Products that read one tensor of `in` numbers for each position, and what they keep of it.
+/// Products that read one tensor of `in` elements per position, and the tensors that they keep of it.
 class Readers {
  public:
   Readers(std::int64_t in, std::initializer_list<std::int64_t> outs) : in_(in), count_(0), in_fp8_(0) {
@@ -19,7 +19,7 @@ class Readers {
   }
   std::int64_t in_fp8(const nn::Precision& precision) const { return precision.fp8 ? in_fp8_ : 0; }
 
-  /// `is_held`: the tensor is kept by its maker in any case, and counted there.
+  /// `is_held`: its producer keeps the tensor, which is counted there.
   void add(TermList& kept, const char* name, std::int64_t s, const nn::Precision& precision, bool is_held) const {
     const std::int64_t codes = in_fp8(precision);
     if (!is_held && codes < count_) kept.values(name, s * in_);
@@ -41,7 +41,7 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   const Widths n(sizes);
   const std::int64_t sh = n.s * n.h, sf = n.s * n.f;
   const auto own = [&](std::int64_t all) { return sizes.team.own(all); };
-  const std::int64_t tokens = own_stream(sizes.team, n.s);  // of what lies between layers in parts
+  const std::int64_t tokens = own_stream(sizes.team, n.s);  // positions of tensors between sharded layers
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * tokens);
   Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", tokens, precision, false);

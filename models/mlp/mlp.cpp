@@ -14,7 +14,7 @@ ModelOptions mlp_options(ModelOptions options) {
   options.classes = options.classes > 0 ? options.classes : 10;
   options.layers = options.layers > 0 ? options.layers : 2;
   options.width = options.width > 0 ? options.width : 256;
-  options.vocabulary = options.sequence = options.heads = 0;  // it has none
+  options.vocabulary = options.sequence = options.heads = 0;  // of other models
   options.dropout = 0;
   return options;
 }
@@ -37,9 +37,9 @@ Mlp::Mlp(const ModelOptions& options, const nn::TensorOptions& on) : Model(mlp_o
 
 Tensor Mlp::forward(const Tensor& images) {
   const PathScope scope(path());
-  Tensor x = options_.stage.is_first() ? flatten(images, 1) : images;  // (N, H W C), or what the stage before gives
+  Tensor x = options_.stage.is_first() ? flatten(images, 1) : images;  // (N, H W C), or the previous stage's output
   for (nn::Linear* layer : layers_) {
-    x = (*layer)(x);  // (N, width), in the end (N, K)
+    x = (*layer)(x);  // (N, width), finally (N, K)
     const bool is_head = options_.stage.is_last() && layer == layers_.back();
     if (options_.build == Build::textbook && !is_head) x = relu(x);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// The multilayer perceptron: an image as one row of numbers, hidden layers with relu, class scores.
+// The multilayer perceptron: a flattened image, hidden layers with relu, class scores.
 
 #include <vector>
 
@@ -8,13 +8,13 @@
 
 namespace thimble::models {
 
-/// The options with nothing left open: image 28, channels 1, classes 10, two hidden layers ("layers") of 256 ("width").
+/// The complete options. Defaults: image 28, channels 1, classes 10, two hidden layers (`layers`) of 256 (`width`).
 /// Throws ValueError for options of models over text.
 ModelOptions mlp_options(ModelOptions options);
 
 /// Images (N, H, W, C) -> class scores (N, K). Its layers are fc1, fc2, ..., each with weight (O, I) and bias.
 ///
-/// textbook: product and relu are separate operators; fused: one. Both give the same bits and keep the same.
+/// textbook: product and relu are separate operators; fused: one operator. Both give equal bits and keep equal bytes.
 class Mlp final : public Model {
  public:
   /// Throws ValueError as mlp_options does.
@@ -30,10 +30,9 @@ class Mlp final : public Model {
   std::vector<nn::Linear*> layers_;
 };
 
-/// Its memory in closed form (models/theory.h), the same in both builds. There are no layers. Outside: "images" and
-/// "targets" (input), "relu outputs", "logits", "logsumexp". Where products cast their operands, "weight casts" are of
-/// all layers but the first, whose input needs no gradient. What is kept under FP8 is unknown. Throws ValueError as
-/// mlp_options does.
+/// Its memory in closed form (models/theory.h), for both builds. No layers. Outside: "images" and "targets" (input),
+/// "relu outputs", "logits", "logsumexp". If products cast their operands, "weight casts" are of all layers but the
+/// first, whose input needs no gradient. Unknown under FP8. Throws ValueError as mlp_options does.
 Theory mlp_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

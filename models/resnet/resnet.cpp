@@ -8,7 +8,7 @@
 namespace thimble::models {
 namespace {
 
-constexpr std::int64_t smallest_resnet_image = 8;  // the last stage still sees a pixel of the image, not only padding
+constexpr std::int64_t smallest_resnet_image = 8;  // its last stage still sees a pixel and not only padding
 
 Tensor norm_relu(nn::BatchNorm2d& norm, const Tensor& x, Build build) {
   return build == Build::fused ? norm.with_relu(x) : relu(norm(x));
@@ -39,7 +39,7 @@ ModelOptions resnet_options(std::string_view name, ModelOptions options) {
   options.channels = options.channels > 0 ? options.channels : 3;
   options.classes = options.classes > 0 ? options.classes : has_small_stem(options.image) ? 10 : 1000;
   options.width = options.width > 0 ? options.width : 64;
-  options.vocabulary = options.sequence = options.layers = options.heads = 0;  // it has none
+  options.vocabulary = options.sequence = options.layers = options.heads = 0;  // of other models
   options.dropout = 0;
   return options;
 }
@@ -93,8 +93,8 @@ Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::Ten
   if (options_.stage.is_last()) fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.outside_blocks());
 }
 
-// Stage 0 is "layer1"; each has twice the planes of the one before and halves the image, but for the first. `in` and
-// `first` are the channels before it and the number of its first block, then those of the next.
+// Stage 0 is "layer1". Each further stage halves the image and has twice the planes. `in` and `first` are the channels
+// before the stage and the number of its first block; it updates both for the next.
 void Resnet::add_stage(int stage, std::int64_t& in, std::int64_t& first, const nn::TensorOptions& on) {
   const std::int64_t planes = options_.width << stage;
   const auto& counts = architecture_.blocks;

@@ -3,17 +3,17 @@
 namespace thimble::models {
 namespace {
 
-/// The image as it passes: size and channels, and what was met on the way.
+/// An image on its way through the net: size, channels, and sums over the layers so far.
 struct Walk {
   Theory& theory;
   std::int64_t image, channels;
-  std::int64_t conv_outputs = 0, relu_outputs = 0;  // elements for each sample
-  std::int64_t norm_channels = 0;                   // of all batch norms together
+  std::int64_t conv_outputs = 0, relu_outputs = 0;  // elements per sample
+  std::int64_t norm_channels = 0;                   // of all batch norms
 
   std::int64_t elements() const { return image * image * channels; }
   // Square kernels are padded so that a stride of 1 keeps the size: output = (size + 2 (k / 2) - k) / stride + 1.
   void resize(std::int64_t kernel, std::int64_t stride) { image = (image + 2 * (kernel / 2) - kernel) / stride + 1; }
-  // A convolution and its batch norm whose result is the image as it is now.
+  // Adds a convolution and its batch norm, with the current image as their result.
   void came_by(std::int64_t kernel, std::int64_t from) {
     theory.conv_norm(channels, kernel, from);
     conv_outputs += elements();

@@ -43,14 +43,14 @@ Tensor SharedconvBlock::forward(const Tensor& x) {  // (N, H, W, I)
 
 ModelOptions sharedconv_options(ModelOptions options) {
   ModelOptions of_images = options;
-  of_images.shares_kernels = true;  // an option of this one
+  of_images.shares_kernels = true;  // sharedconv has this option
   require_image_options("sharedconv", of_images, smallest_sharedconv_image);
   options.image = options.image > 0 ? options.image : 32;
   options.channels = options.channels > 0 ? options.channels : 3;
   options.classes = options.classes > 0 ? options.classes : 10;
   options.layers = options.layers > 0 ? options.layers : 2;
   options.width = options.width > 0 ? options.width : 32;
-  options.vocabulary = options.sequence = options.heads = 0;  // it has none
+  options.vocabulary = options.sequence = options.heads = 0;  // of other models
   options.dropout = 0;
   if (options.width < 2) throw ValueError("sharedconv: width 1: at least 2 is needed");
   return options;

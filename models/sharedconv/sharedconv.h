@@ -1,11 +1,11 @@
 #pragma once
-// A residual network whose convolutions share their kernels: every 3x3 convolution of a stage is made of one basis that
-// the stage has, and of coefficients of its own.
+// A residual network whose convolutions share their kernels: all 3x3 convolutions of a stage combine the kernels of one
+// basis, each with separate coefficients.
 //
-// A convolution of `in` to `out` channels has in out k^2 weights. Kernels made of a basis of r (out, k, k) kernels are
-// in r coefficients, and r out k^2 numbers for the basis, which layers with the same `out` and k share
-// (ops::SharedConv2d). In a stage of two blocks and width w that is r (9 w + 3 w + w / 2) in place of 9 w (3 w + w /
-// 2): with r = 3 w / 4, 30 %. No more than one layer's expanded kernel exists at any moment.
+// A convolution of `in` to `out` channels has in out k^2 weights. With a basis of r (out, k, k) kernels it has in r
+// coefficients, and layers with equal `out` and k share the r out k^2 elements of the basis (ops::SharedConv2d). A
+// stage of two blocks and width w has r (9 w + 3 w + w / 2) in place of 9 w (3 w + w / 2): with r = 3 w / 4, 30 %. At
+// most one layer's expanded kernel exists at any moment.
 
 #include <vector>
 
@@ -15,14 +15,14 @@
 
 namespace thimble::models {
 
-/// Number of stages. The first has the `width` of the stem, each further one twice the channels of the one before.
+/// Number of stages. The first has the stem's `width`, each further stage twice the channels.
 inline constexpr std::int64_t sharedconv_stages = 3;
 
 /// Kernels in the basis of a stage with `width` channels.
 constexpr std::int64_t sharedconv_rank(std::int64_t width) noexcept { return width * 3 / 4; }
 
-/// relu(norm(conv(relu(norm(conv(x))))) + x), x through a strided 1x1 convolution and a batch norm where the shapes
-/// differ. Its convolutions are nn::SharedConv2d on `basis`, or nn::Conv2d where that is undefined.
+/// relu(norm(conv(relu(norm(conv(x))))) + x). If the shapes differ, the last x passes a strided 1x1 convolution and a
+/// batch norm. Convolutions are nn::SharedConv2d on `basis`, or nn::Conv2d if that is undefined.
 class SharedconvBlock final : public nn::Layer {
  public:
   SharedconvBlock(std::int64_t in, std::int64_t out, std::int64_t stride, const Tensor& basis, Build build,
@@ -43,16 +43,16 @@ class SharedconvBlock final : public nn::Layer {
   nn::Sequential* downsample_ = nullptr;
 };
 
-/// The options with nothing left open: image 32, channels 3, classes 10, 2 blocks in a stage ("layers"), width 32
-/// (channels of the first stage). Throws ValueError: an image below 8, a width below 2, an option of models over text.
+/// The complete options. Defaults: image 32, channels 3, classes 10, 2 blocks per stage (`layers`), width 32 (channels
+/// of the first stage). Throws ValueError for an image below 8, a width below 2, an option of models over text.
 ModelOptions sharedconv_options(ModelOptions options = {});
 
 /// Images (N, H, W, C) -> class scores (N, K). Parameters: `stem.weight`, `stage1.basis`,
-/// `stage1.0.conv1.coefficients`, ..., `fc.weight`. Without shares_kernels it is its plain twin: the same network with
-/// `stage1.0.conv1.weight`.
+/// `stage1.0.conv1.coefficients`, ..., `fc.weight`. Without shares_kernels it is its plain twin, with
+/// `stage1.0.conv1.weight` and no basis.
 ///
-/// textbook: convolution, batch norm, addition and relu are separate operators. fused: batch norm takes in the rest.
-/// Both give the same bits.
+/// textbook: convolution, batch norm, addition and relu are separate operators. fused: batch norm includes addition and
+/// relu. Both give equal bits.
 class Sharedconv final : public Model {
  public:
   /// Throws ValueError as sharedconv_options does.
@@ -66,18 +66,18 @@ class Sharedconv final : public Model {
   DType dtype_;
   nn::Conv2d& stem_;
   nn::BatchNorm2d& stem_norm_;
-  std::vector<nn::Parameter> bases_;  // of the stages
+  std::vector<nn::Parameter> bases_;  // one per stage
   std::vector<SharedconvBlock*> blocks_;
   nn::Linear* fc_ = nullptr;
 };
 
-/// Its memory in closed form (models/theory.h), and that of its plain twin. Both keep the same for backward, what
-/// resnet_theory counts for a residual network: basis and coefficients are parameters, and expanded kernels are not
-/// kept. What differs is the state: of a 3x3 convolution from `in` to `out` channels 9 in out numbers, or in r and its
-/// share of a stage's 9 r out. There are no layers. Outside: "images" and "targets" (input), "conv outputs", "relu
-/// outputs", "batch-norm mean", "batch-norm rstd", "fc input", "logits", "logsumexp". Where products cast their
-/// operands, "weight casts" are of all convolutions but the first, each with a cast of its basis, and of the head. What
-/// the fused build keeps is unknown. Throws ValueError as sharedconv_options does.
+/// Its memory in closed form (models/theory.h), or its plain twin's. Both keep equal tensors for backward, which are
+/// resnet_theory's: basis and coefficients are parameters, and expanded kernels are not kept. Only the state differs: a
+/// 3x3 convolution from `in` to `out` channels has 9 in out elements in the twin, here in r and a share of the stage's
+/// 9 r out. No layers. Outside: "images" and "targets" (input), "conv outputs", "relu outputs", "batch-norm mean",
+/// "batch-norm rstd", "fc input", "logits", "logsumexp". If products cast their operands, "weight casts" are of the
+/// head and of all convolutions but the first, each with a cast of its basis. Unknown for the fused build. Throws
+/// ValueError as sharedconv_options does.
 Theory sharedconv_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

@@ -9,7 +9,7 @@ Theory sharedconv_theory(std::string_view, const ModelOptions& options, const nn
   std::int64_t conv_outputs = side * side * in, relu_outputs = conv_outputs, norm_channels = in;
   theory.conv_norm(in, 3, sizes.channels);
   const std::int64_t stem_weights = theory.weight_elements();
-  std::int64_t repeated = 0;  // elements of bases that further convolutions cast once more
+  std::int64_t repeated = 0;  // elements of bases that further convolutions cast again
   for (std::int64_t stage = 0; stage < sharedconv_stages; ++stage) {
     const std::int64_t out = sizes.width << stage, rank = sharedconv_rank(out);
     if (sizes.shares_kernels) {

@@ -112,7 +112,7 @@ Tensor GeluMlp::forward(Tensor x, const AttentionInputs&) {  // (B, T, C)
   if (feed_forward_ == FeedForward::tiled) {
     return tiled_feed_forward(x, {up_, nullptr, down_, up_.activation(), up_.compute()});
   }
-  Tensor y = up_(std::exchange(x, Tensor()));  // (B, T, 4C), with gelu as the product's epilogue where it is fused
+  Tensor y = up_(std::exchange(x, Tensor()));  // (B, T, 4C); fused, gelu is the product's epilogue
   if (build_ == Build::textbook) {
     const PathScope scope(options_.gelu);
     y = gelu(y, options_.form);

@@ -1,7 +1,6 @@
 #pragma once
-// Blocks of transformers, and the branches that they add to their input, x + branch(norm(x)): attention, and the
-// feed-forward layer. A branch runs as a whole, or shard by shard (nn/parallel/shards.h): it takes the widths that its
-// layers give.
+// Blocks of transformers, and the branches that they add to their input, x + branch(norm(x)): attention and the
+// feed-forward layer. A branch runs as a whole or shard by shard (nn/parallel/shards.h), with the widths of its layers.
 
 #include <cstdint>
 #include <memory>
@@ -17,15 +16,15 @@
 
 namespace thimble::models {
 
-/// What attention takes besides x.
+/// Inputs of attention other than x.
 struct AttentionInputs {
-  Tensor mask = {};                       ///< AttentionOptions::mask; undefined: none
-  const nn::CachedLayer* past = nullptr;  ///< keys and values of the positions before; null: there are none
+  Tensor mask = {};                       ///< AttentionOptions::mask, or undefined
+  const nn::CachedLayer* past = nullptr;  ///< keys and values of earlier positions, or null
 };
 
 class Branch : public nn::Module {
  public:
-  /// x (B, T, C) -> (B, T, C). Takes x over, so that it goes as soon as it is read.
+  /// x (B, T, C) -> (B, T, C). Takes x by value, so that it is freed as soon as it is read.
   Tensor operator()(Tensor x, const AttentionInputs& with = {});
 
  protected:
@@ -33,8 +32,8 @@ class Branch : public nn::Module {
   virtual Tensor forward(Tensor x, const AttentionInputs& with) = 0;
 
  private:
-  std::shared_ptr<const nn::ShardRules> rules_;  // null: it is whole
-  const nn::RowParallelLinear* last_ = nullptr;  // of a branch in shards
+  std::shared_ptr<const nn::ShardRules> rules_;  // null without shards
+  const nn::RowParallelLinear* last_ = nullptr;  // of a sharded branch
 };
 
 /// A layer of a transformer, x (B, T, C) -> (B, T, C).
@@ -47,27 +46,27 @@ struct SelfAttentionOptions {
   std::int64_t head_width = 0;
   bool is_causal = true;
   std::int64_t window = 0;  ///< AttentionOptions::window
-  double dropout = 0;       ///< on probabilities, while training
+  double dropout = 0;       ///< on probabilities, in training
   Build build = Build::fused;
   std::optional<RotaryPositions> rotary = {};
-  const char* name = "";  ///< its path below the branch
+  const char* name = "";  ///< path below the branch
 };
 
-/// softmax(q k^T / sqrt(D)) v of as many heads as the widths make.
+/// softmax(q k^T / sqrt(D)) v. The inputs' width determines the number of heads.
 class SelfAttention final : public nn::Module {
  public:
   explicit SelfAttention(const SelfAttentionOptions& options) : options_(options) {}
 
-  /// Queries, keys and values side by side, (B, T, 3 H D) -> (B, T, H D).
+  /// Concatenated queries, keys and values (B, T, 3 H D) -> (B, T, H D).
   Tensor operator()(const Tensor& qkv, const AttentionInputs& with);
   /// From heads() and turned(): (B, T, H, D), (B, T, G, D) twice -> (B, T, H D).
   Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionInputs& with);
   /// (B, T, H D) -> (B, T, H, D).
   Tensor heads(const Tensor& x) const;
-  /// The same with rotary positions.
+  /// heads() with rotary positions.
   Tensor turned(const Tensor& x, const AttentionInputs& with) const;
 
-  /// Has tokens in shards, whose heads are exchanged (dist/parts/sequence.h).
+  /// Runs over sharded tokens, exchanging heads (dist/parts/sequence.h).
   void exchange_heads(const dist::Team& group) { group_ = group; }
 
  private:
@@ -79,8 +78,8 @@ class SelfAttention final : public nn::Module {
 };
 
 struct MlpOptions {
-  std::string up, down, gelu = "gelu";  ///< the children's names, and the path of a gelu that is no epilogue
-  std::string dropout = {};             ///< behind the gelu; empty: there is none
+  std::string up, down, gelu = "gelu";  ///< names of the children, and the path of a gelu that is no epilogue
+  std::string dropout = {};             ///< name of the dropout after the gelu, if there is one
   nn::LinearOptions of_up = {}, of_down = {};
   GeluForm form = GeluForm::tanh;
 };
@@ -102,15 +101,15 @@ class GeluMlp final : public Branch {
   nn::Linear& down_;
 };
 
-/// `on` with the rules for the group of `sizes`, where it shards layers. Throws ValueError unless its parts divide
-/// heads, heads of keys and, where layers are sharded, the width inside of the feed-forward layer, and for
-/// feed-forward layers in tiles, products in FP8 and coded weights, which have no shards.
+/// `on` with shard rules, if the group of `sizes` shards layers. Throws ValueError unless its shards divide the heads,
+/// the key heads and, for sharded layers, the width inside the feed-forward layer; and for tiled feed-forward layers,
+/// products in FP8 and coded weights, which cannot be sharded.
 nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& sizes,
                               std::span<const nn::ShardedChild> table);
-/// Completes the sharding of a finished model: layers without parameters, and layers with sharded tokens.
+/// Completes the sharding of a model: layers without parameters, and layers with sharded tokens.
 void finish_shards(Model& model, const nn::TensorOptions& on);
 
-/// An M of `config`, whose children in `table` are sharded as `sizes.team` says.
+/// An M of `config`, with the children in `table` sharded over `sizes.team`.
 template <class M, class Config>
 std::unique_ptr<M> make_sharded(const Config& config, const ModelOptions& sizes, const nn::TensorOptions& on,
                                 std::span<const nn::ShardedChild> table) {

@@ -5,7 +5,7 @@
 namespace thimble::models {
 namespace {
 
-// The codes that FP8 keeps besides those in place of the products' inputs, and the scales of all.
+// The codes that FP8 keeps in addition to the coded inputs of products, and the scales of all codes.
 void add_fp8_codes(TermList& kept, const TransformerLayers& layers, const nn::Fp8Recipe& recipe) {
   const std::int64_t s = layers.sequence, h = layers.width;
   const DType code = recipe.format().forward;
@@ -24,7 +24,7 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   const bool is_fp8 = has_fp8_layers(precision, layers.width);
   const std::int64_t s = layers.sequence, h = layers.width, sh = s * h, as = layers.heads * s;
   const DType whole = precision.parameters, product = precision.compute.value_or(whole);
-  const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // what products read
+  const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // the dtype that products read
   const auto own = [&](std::int64_t all) { return layers.team.own(all); };
   const auto stream = [&](std::int64_t all) { return own_stream(layers.team, all); };
   TermList kept(precision);
@@ -84,7 +84,7 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
   for (const Shape& weight : {Shape{h, h / t}, Shape{4 * h / t, h}, Shape{4 * h / t}, Shape{h, 4 * h / t}}) {
     theory.weight(weight, of_parts);
   }
-  theory.weight({h}, 2 * n);  // biases behind a sum of parts
+  theory.weight({h}, 2 * n);  // biases, added after the sum over shards
   if (has_fp8_layers(theory.precision, h) && theory.precision.fp8->kind == Fp8Scaling::delayed) {
     theory.buffers += n * (layers.readers + 3) * delayed_fp8_state_bytes(*theory.precision.fp8);
   }

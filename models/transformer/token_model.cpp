@@ -37,8 +37,8 @@ TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
   if (is_cut && on.rules == nullptr) throw ValueError(start + "expected rules for its layers; make_model() gives them");
 }
 
-// Where one rank has all stages of several, the table's bytes under leaves of their own, because the two uses are
-// summed apart there (dist/pipeline/pipeline_stage.h).
+// If one rank has all of several stages, the table's bytes get separate leaves, because the gradients of the two uses
+// are summed separately (dist/pipeline/pipeline_stage.h).
 void TokenModel::find_tied_weights(std::vector<Tensor>& weights) {
   nn::each_shard_weight(*table_, [&](nn::Parameter& weight) { weights.push_back(weight); });
   if (!options_.stage.has_all || options_.stage.count == 1) return;
@@ -110,7 +110,7 @@ std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, 
   return biases;
 }
 
-// Ids (B, T), or what the stage before gives (B, T, C) -> what the head reads, or the next stage (B, T, C).
+// Ids (B, T), or the previous stage's output (B, T, C) -> the input of the head or of the next stage (B, T, C).
 Tensor TokenModel::features(const Tensor& in, const AttentionInputs& with) {
   if (has_embedding() && (in.rank() != 2 || in.size(1) > options_.sequence)) {
     throw ShapeError(std::string(path_name(path())) + ": ids " + to_string(in.shape()) +
@@ -180,7 +180,7 @@ Tensor TokenModel::loss(const Batch& batch) {
   const PathScope below("loss");
   const dist::Team& group = options_.team;
   if (group.parts == 1) return token_loss(scores, batch.target, options_.build);
-  const Tensor rows = reshape(scores, {-1, scores.size(-1)});  // (B T, V), of which this rank has its own
+  const Tensor rows = reshape(scores, {-1, scores.size(-1)});  // (B T, V), or this rank's shard of it
   if (group.has_whole_layers) return apply(dist::TokenPartsLoss{group}, rows, batch.target);
   const Tensor classes = view::reshape(contiguous(batch.target), {-1});
   return apply(dist::ClassPartsLoss{group, options_.vocabulary, options_.build == Build::textbook}, rows, classes);
@@ -195,7 +195,7 @@ nn::KvCacheSizes Decoder::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.key_heads > 0 ? options_.key_heads : options_.heads,
           .width = options_.width / options_.heads,
-          .dtype = size_of(rows) == 1 ? DType::f16 : rows};  // which has all values of 8-bit floats
+          .dtype = size_of(rows) == 1 ? DType::f16 : rows};  // f16 has all values of 8-bit floats
 }
 
 Tensor Decoder::extend(const Tensor& ids, nn::KvCache& cache) {

@@ -3,10 +3,10 @@
 //
 //   ids ---- embed() ---- blocks ---- finish() ---- head ---- logits (B, T, V) ---- mean cross-entropy
 //
-// A stage of a pipeline has some of the blocks, the first one embed(), the last one finish() and the head.
+// A stage of a pipeline has some of the blocks; the first also has embed(), the last finish() and the head.
 //
-// Of a model whose vocabulary is sharded (Shoeybi et al. 2019, arXiv:1909.08053, section 3) a rank has the logits of
-// its own rows, never side by side with the others' (dist/parts/class_parts.h).
+// With a sharded vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3) a rank has only the logits of its rows;
+// they are never gathered (dist/parts/class_parts.h).
 
 #include <cstdint>
 #include <optional>
@@ -22,10 +22,10 @@ namespace thimble::models {
 
 class TokenModel : public Model {
  public:
-  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError; ValueError where the
-  /// vocabulary or the sequence is sharded.
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError; ValueError if the vocabulary
+  /// or the sequence is sharded.
   Tensor forward(const Tensor& ids) final { return forward(ids, Tensor()); }
-  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
+  /// With a mask of attention (AttentionOptions::mask). Positions do not restart at documents.
   Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) final;
   Batch empty_batch(std::int64_t samples, memory::Device device) const final;
@@ -36,32 +36,32 @@ class TokenModel : public Model {
   void recompute_blocks(bool is_on = true) final { recomputes_blocks_ = is_on; }
 
  protected:
-  /// Throws ValueError for more shards than tokens, a sequence that they do not divide, a chunked head in shards, and
-  /// for shards without rules (with_shards).
+  /// Throws ValueError for more shards than tokens, a sequence that they do not divide, a chunked head with shards, a
+  /// textbook build with whole layers over a sharded sequence, and shards without rules (with_shards).
   TokenModel(const ModelOptions& options, const nn::TensorOptions& on);
 
-  /// Ids (B, T), which have the positions from `first` on -> (B, T, C).
+  /// Ids (B, T) at positions from `first` on -> (B, T, C).
   virtual Tensor embed(const Tensor& ids, std::int64_t first) = 0;
-  /// What the last block gives (B, T, C) -> what the head reads.
+  /// The last block's result (B, T, C) -> the head's input.
   virtual Tensor finish(Tensor x) = 0;
 
-  /// What makes scores: of each shard here a weight (V / t, C), and a bias (V / t) or none.
+  /// The head's weight (V / t, C) and optional bias (V / t), for each shard of this rank.
   struct HeadShards {
     std::vector<Tensor> weights, biases;
     const char* path = "head";
   };
-  /// Puts them into `shards`, whose vectors are empty: the table's, unless the model has another head.
+  /// Fills in `shards`, whose vectors are empty, by default with the table's weights.
   virtual void find_head(HeadShards& shards) { find_tied_weights(shards.weights); }
 
-  /// A head whose weight is in 8 bits (nn/quant/weight_only.h), for inference; null otherwise.
+  /// A head with an 8-bit weight (nn/quant/weight_only.h), for inference, or null.
   virtual nn::Linear* quantized_head() { return nullptr; }
 
-  /// The table of all tokens, on the first stage and, with a tied head, on the last one; null in between. On the last
-  /// one of several it is the first one's, and stays here where parameters are shared out.
+  /// Makes the token table on the first stage and, with a tied head, on the last. On the last of several stages it is a
+  /// copy of the first stage's, and in no parameter store.
   void make_table(const std::string& name, const nn::TensorOptions& on, double deviation);
-  /// A bias of the head, NAME.bias (V).
+  /// The head's bias, NAME.bias (V).
   std::vector<nn::Parameter*> make_head_bias(const std::string& name, const nn::TensorOptions& on);
-  /// The blocks of this stage, made as B(args...) under hidden_layers() and their numbers.
+  /// Makes this stage's blocks as B(args...), named hidden_layers() and their number.
   template <class B, class... Args>
   void make_blocks(const Args&... args) {
     const dist::StagePlace::Units own = options_.stage.units(options_.layers);
@@ -75,7 +75,7 @@ class TokenModel : public Model {
   Tensor look_up(const Tensor& ids) { return (*table_)(ids); }
   /// x + rows (T, C).
   Tensor add_positions(const Tensor& x, const Tensor& rows) const;
-  /// What the head reads (B, T, C) -> logits (B, T, V).
+  /// The head's input (B, T, C) -> logits (B, T, V).
   Tensor logits(const Tensor& x);
   DType table_dtype() const;
   nn::Embedding* table_ = nullptr;
@@ -89,22 +89,21 @@ class TokenModel : public Model {
 
   bool recomputes_blocks_ = false;
   std::vector<Tensor> aliases_;
-  HeadShards head_;  // its vectors keep their room, so that a steady step does not ask the heap
+  HeadShards head_;  // its vectors keep their capacity: a steady step allocates nothing on the heap
 };
 
-// ---- Models that give the tokens that come next, and can go on from where they have read to.
+// ---- Models that predict next tokens, and continue a sequence from a cache.
 
 class Decoder : public TokenModel {
  public:
-  /// What a cache of the model has, and the dtype in which it changes no bit; batch and context are the caller's.
+  /// Sizes of the model's cache, and the dtype in which it changes no bit; the caller sets batch and context.
   nn::KvCacheSizes cache_sizes() const;
-  /// How many positions a sequence may have.
+  /// The most positions that a sequence may have.
   virtual std::int64_t most_positions() const noexcept { return options_.sequence; }
-  /// Reads ids (B, T), T >= 1, behind the positions that the cache has: it gets theirs, and the result are the logits
-  /// (B, 1, V) of what comes after the last one, in evaluation mode those of forward() over the whole window, bit for
-  /// bit, in the fused build and with a cache of cache_sizes().dtype. After an error the cache has the length it had.
-  /// Throws ShapeError, ValueError where the context is full or blocks are in parts, and as
-  /// nn::KvCache::attend.
+  /// Reads ids (B, T), T >= 1, after the positions in the cache, and adds theirs. Returns the logits (B, 1, V) for the
+  /// token after the last: in evaluation mode, in the fused build and with a cache of cache_sizes().dtype, they equal
+  /// forward()'s over the whole sequence bit for bit. An error leaves the cache's length as it was. Throws ShapeError,
+  /// ValueError if the context is full or blocks are sharded, and as nn::KvCache::attend does.
   Tensor extend(const Tensor& ids, nn::KvCache& cache);
 
  protected:

@@ -28,7 +28,7 @@ Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::
   kept.values("embedding output", s * h, precision.parameters);
   if (!is_textbook) kept.values("class rows", h, precision.parameters);
   kept.statistics("final norm statistics", 2 * normed);
-  kept.values("head input", (precision.compute ? 1 : normed) * h);  // a cast is of the class rows alone
+  kept.values("head input", (precision.compute ? 1 : normed) * h);  // casts only the class rows
   kept.classes(sizes.classes);
   kept.casts("weight casts", sizes.classes * h);  // the images need no gradient
   theory.outside = kept.terms;

@@ -39,14 +39,14 @@ const nn::ShardedChild vit_shards[] = {{"self_attention.in_proj", nn::Sharding::
                                        {"mlp.2", nn::Sharding::element},
                                        {"mlp.3", nn::Sharding::row}};
 
-// Of a weight that is never coded: QLoRA's codes are of layers that have adapters.
+// For a weight that is never coded: QLoRA codes only layers with adapters.
 nn::TensorOptions plain_weight(const nn::TensorOptions& on) {
   nn::TensorOptions plain = on;
   plain.coded_weights.reset();
   return plain;
 }
 
-// (N, T, C) -> (N, C), the class token's; a view.
+// (N, T, C) -> (N, C), a view of the class token's rows.
 Tensor class_row(const Tensor& x) { return squeeze(slice(x, 1, 0, 1), 1); }
 
 // The head starts from zeros (Dosovitskiy et al. 2020, section 3.2).
@@ -125,7 +125,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on) : Model(sizes),
     dropout_ = &child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook);
     const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
     fill_normal(patches_->weight, 0, 1 / std::sqrt(patch_elements),
-                initial_random_site());  // as a dense layer's over a patch
+                initial_random_site());  // like a dense layer over a patch
   }
   const dist::StagePlace::Units own = sizes.stage.units(sizes.layers);
   for (std::int64_t i = own.first; i < own.end; ++i) {
@@ -155,7 +155,7 @@ Tensor Vit::forward(const Tensor& in) {
                                   [](auto& block, const Tensor& of_block) { return block(of_block); });  // (N, T, C)
   if (head_ == nullptr) return x;  // another stage has it
   if (options_.build == Build::textbook) return (*head_)(class_row((*norm_)(x)));
-  const Tensor rows = concat({class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
+  const Tensor rows = concat({class_row(x)}, 0);  // (N, C), a copy, which does not hold the other tokens
   return (*head_)((*norm_)(rows));
 }
 
@@ -218,7 +218,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   const Sizes* const own = find(name);
   if (!own) throw ValueError("vit: no model is named '" + std::string(name) + "'; there are vit-b16, vit-l16");
   ModelOptions of_images = options;
-  of_images.heads = 0, of_images.dropout = -1, of_images.feed_forward = {};  // options of vision transformers, too
+  of_images.heads = 0, of_images.dropout = -1, of_images.feed_forward = {};  // a vision transformer has these
   require_image_options(name, of_images, vit_patch);
   ModelOptions sizes = options;
   const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };

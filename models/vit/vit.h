@@ -1,7 +1,7 @@
 #pragma once
-// Vision transformers (Dosovitskiy et al. 2020, arXiv:2010.11929): an image as a row of 16x16 patches behind a class
-// token, through a pre-norm encoder; the class token's result is classified. Names and layouts of parameters are
-// torchvision's: `class_token` (1, 1, C), `conv_proj.weight` (C, 3, 16, 16), `encoder.pos_embedding` (1, T, C),
+// Vision transformers (Dosovitskiy et al. 2020, arXiv:2010.11929): a class token and 16x16 patches of an image pass
+// through a pre-norm encoder, and the class token's result is classified. Parameters have torchvision's names and
+// layouts: `class_token` (1, 1, C), `conv_proj.weight` (C, 3, 16, 16), `encoder.pos_embedding` (1, T, C),
 // `encoder.layers.encoder_layer_0.self_attention.in_proj_weight` (3 C, C) [out, in], ..., `heads.head.weight`.
 
 #include <memory>
@@ -26,20 +26,20 @@ class VitBlock;
 
 /// Images (N, H, W, C) -> class scores (N, K).
 ///
-/// textbook: gelu and the attention's steps are separate operators, and the last norm runs over all tokens. fused: the
-/// last norm sees the class token alone, so the others' results are not kept.
+/// textbook: gelu and the steps of attention are separate operators, and the last norm runs over all tokens. fused: the
+/// last norm runs only over the class token, so the other tokens' results are not kept.
 class Vit final : public Model, public nn::PublicNames {
  public:
   Vit(const ModelOptions& sizes, const nn::TensorOptions& on);
 
-  /// Throws ShapeError unless the images have options().image pixels on either side.
+  /// Throws ShapeError unless the images have options().image pixels on each side.
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, memory::Device device) const override;
   bool is_text() const noexcept override { return false; }
   std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
   bool has_stages() const noexcept override { return true; }
   void recompute_blocks(bool is_on = true) override { recomputes_blocks_ = is_on; }
-  /// Those of transformers' ViTForImageClassification, with queries, keys and values apart.
+  /// Names of transformers' ViTForImageClassification, with separate queries, keys and values.
   std::vector<std::vector<std::string>> names_in_files(const std::string& name) const override;
   std::vector<std::string> passed_over() const override { return {"pooler.dense.weight", "pooler.dense.bias"}; }
 
@@ -47,39 +47,37 @@ class Vit final : public Model, public nn::PublicNames {
   Tensor embed(const Tensor& images);
 
   DType dtype_;
-  // Of the first stage.
+  // On the first stage.
   nn::Parameter class_token_;  // (1, 1, C)
   nn::Conv2d* patches_ = nullptr;
   nn::Parameter positions_;  // (1, T, C)
   nn::Dropout* dropout_ = nullptr;
   std::vector<VitBlock*> blocks_;
-  // Of the last stage.
+  // On the last stage.
   nn::LayerNorm* norm_ = nullptr;
   nn::Linear* head_ = nullptr;
   bool recomputes_blocks_ = false;
 };
 
-/// The sizes of a named model of the family (see make_vit) with `options` replacing some; none is left open: image 224,
-/// channels 3, classes 1000 (10 for images of at most 64 pixels), no dropout. Throws ValueError: another name, an image
-/// that patches of 16 pixels do not tile, heads that do not divide the width, dropout outside of [0, 1), an option of
-/// models over text.
+/// The complete sizes of a named model of the family (see make_vit), with `options` replacing some. Defaults: image
+/// 224, channels 3, classes 1000 (10 for images of at most 64 pixels), no dropout. Throws ValueError: another name, an
+/// image that 16 does not divide, heads that do not divide the width, dropout outside [0, 1), dropout with tiled
+/// feed-forward layers, an option of models over text.
 ModelOptions vit_options(std::string_view name, const ModelOptions& options = {});
 
 /// `vit-b16` (12 layers, width 768, 12 heads) or `vit-l16` (24, 1024, 16) with `options` replacing sizes; null for
-/// another name. Dropout, where asked for, is where the paper has it: after the positions are added and after every
-/// dense layer but those for queries, keys and values; never on attention's probabilities. Throws ValueError as
-/// vit_options does.
+/// another name. Dropout is where the paper has it: after adding positions, and after every dense layer except the
+/// query, key and value projections; never on attention's probabilities. Throws ValueError as vit_options does.
 std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
-/// Its memory in closed form (models/theory.h), in both builds and under every policy. Parameters: 256 c h + h + h + s
-/// h + L (12 h^2 + 13 h) + 2 h + (h + 1) K for c channels and K classes: patches, class token, positions, layers, final
-/// norm, head. Layers are a transformer's over s = (image / 16)^2 + 1 tokens with their norms before attention and mlp
-/// (models/transformer/theory.h); of the last one the fused build does not keep "layer output". Outside: "images" and
-/// "targets" (input), "embedding output", "final norm statistics", "head input" (textbook: the final norm's result for
-/// all tokens; fused: for the class tokens, and "class rows", the norm's input), "logits", "logsumexp"; textbook, with
-/// dropout: "embedding mask". Where products compute in a dtype of their own, "embedding output" and "class rows" are
-/// of the parameters' dtype, "head input" is of the class tokens in both builds, and "weight casts" are K h numbers.
-/// Throws ValueError as vit_options does.
+/// Its memory in closed form (models/theory.h), in both builds and under every policy. Parameters for c channels and K
+/// classes: 256 c h + h + h + s h + L (12 h^2 + 13 h) + 2 h + (h + 1) K, of patches, class token, positions, layers,
+/// final norm and head. Layers are pre-norm over s = (image / 16)^2 + 1 tokens (models/transformer/theory.h); the fused
+/// build does not keep the last "layer output". Outside: "images" and "targets" (input), "embedding output", "final
+/// norm statistics", "head input" (textbook: the final norm's result for all tokens; fused: for the class tokens, and
+/// "class rows", the norm's input), "logits", "logsumexp"; textbook, with dropout: "embedding mask". If products have a
+/// separate dtype, "embedding output" and "class rows" have the parameters', "head input" has only the class tokens in
+/// both builds, and "weight casts" have K h elements. Throws ValueError as vit_options does.
 Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models
