@@ -88,7 +88,7 @@ class ImageSet final : public Dataset {
     }
     samples_ = samples;
     const data::Normalization normalization = data::measure_normalization(images_, 0, train_);
-    // Each part is read as a separate smaller batch, so the order of images does not depend on the ranks.
+    // A part is read as a separate smaller batch: parts() steps of such batches visit the same images.
     train_source_.emplace(store_, 0, train_, samples / share().parts(), seed, normalization);
     validation_source_.emplace(store_, train_, validation, samples, seed, normalization);
   }

@@ -32,7 +32,7 @@ struct GenerationShape {
   std::int64_t context = 0;        ///< positions of the cache; if 0, the model's sequence
   std::optional<DType> cache;      ///< dtype of the cache; defaults to the dtype of the model's products
   std::int64_t prompt_tokens = 0;  ///< read at once; 0 leaves room for `tokens`, at least 1, in the context
-  std::int64_t tokens = 0;         ///< to write; if 0, as many as the context has room for
+  std::int64_t tokens = 0;         ///< to write; 0 fills the context
 };
 
 struct GenerationPlan {
@@ -88,8 +88,8 @@ PreparedGeneration prepare_generation(const GenerateOptions& options);
 struct GenerateReport {
   std::int64_t parameters = 0;
   std::vector<std::string> texts;                     ///< without the prompt
-  std::vector<std::vector<std::int64_t>> tokens;      ///< of each text, without the one that ended it
-  std::vector<std::optional<std::int64_t>> ended_by;  ///< for each text the token that ended it, if one did
+  std::vector<std::vector<std::int64_t>> tokens;      ///< of each text, without its end token
+  std::vector<std::optional<std::int64_t>> ended_by;  ///< each text's end token, if it has one
   bool is_shorter = false;  ///< all ended before the last step: may commit less than predicted
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by the arena
   memory::CommittedParts measured;                                ///< the parts of measured_peak_bytes

@@ -41,7 +41,7 @@ struct Setup {
   std::optional<std::int64_t> fp8_history, fp8_margin;
   std::optional<bool> fp8_hybrid;
   std::optional<optim::GradScalerOptions> loss_scale;  ///< defaults to the policy's
-  std::optional<std::int64_t> loss_scale_interval;     ///< finite steps before a dynamic scale grows
+  std::optional<std::int64_t> loss_scale_interval;     ///< finite steps before a dynamic scale grows; defaults to 2000
   double rate = -1;                                    ///< if negative, see optimizer_numbers
   double clip_norm = -1;                               ///< if negative, see clip_norm()
   double weight_decay = -1;  ///< if negative, 0 for sgd, momentum, adam, adafactor, else 0.1 (on tensors of rank >= 2)
@@ -200,7 +200,7 @@ std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& pl
 
 /// The model to train, or the Pieces of a stage in chunks. Its parameters are in a store if the setup offloads them, or
 /// in stage 3 of ZeRO, which shards them over `ranks`, the ranks with the same shards of layers. `ranks` and `team`,
-/// the group with the other shards, must outlive the model. Throws as make_model of a name does, ValueError if the
+/// the group with the other shards, must outlive the model. Throws as make_model(name) does, ValueError if the
 /// setup offloads parameters without a tier or on another device than its tier's, FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr,
                                   dist::Communicator* team = nullptr);

@@ -68,7 +68,7 @@ struct Saved {
 };
 /// The value of all numbers of stages from 2 on, which give the same bits.
 inline constexpr const char* several_stages = "several";
-/// Whether ranks must agree on it. each: on the value per rank, too; with_plans: only if they follow one plan.
+/// Whether ranks must agree on it. each: also on the value per rank; with_plans: only if they follow one plan.
 enum class OnRanks : std::uint8_t { free, alike, each, with_plans };
 /// Whether a resumed run may change it: freely, with a message, or not at all.
 enum class OnResume : std::uint8_t { free, told, same };

@@ -228,7 +228,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   fill_in(sizes.layers, own->layers);
   fill_in(sizes.heads, own->heads);
   fill_in(sizes.width, own->width);
-  sizes.vocabulary = sizes.sequence = 0;  // it has none
+  sizes.vocabulary = sizes.sequence = 0;  // of other models
   if (sizes.dropout < 0) sizes.dropout = 0;
   sizes.function = complete_function(name, options.function, {.epsilon = vit_epsilon, .gelu = vit_gelu});
   require_transformer_sizes(name, sizes);
