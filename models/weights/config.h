@@ -38,8 +38,7 @@ std::span<const std::string_view> config_keys_without_effect(std::string_view fa
 
 /// Theta and scaling: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of 5, with theta inside or
 /// next to it. `positions` is max_position_embeddings. Throws ValueError for another kind than default, linear,
-/// dynamic, llama3 and yarn, for values out of range, keys that the kind does not have, and places that contradict each
-/// other.
+/// dynamic, llama3 and yarn, for values out of range, keys that the kind lacks, and places that contradict each other.
 RotaryPositions read_positions(const nn::JsonKeys& keys, std::int64_t positions);
 
 }  // namespace thimble::models
