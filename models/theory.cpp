@@ -33,8 +33,8 @@ ModelState state_of(const Theory& theory, const std::function<std::int64_t(const
 }
 
 // Bytes of `filters` filters in 8 bits, each of `lines` lines. Codes are in panels of 64, 32 or 16 filters, so in a
-// multiple of 16 places (8 for at most 8 filters), with lines padded to 4 codes (8). Each filter has a scale; each of
-// the 16 k places a bias (i32) and the factor from sums to results (f32).
+// multiple of 16 places (8 for at most 8 filters), with lines padded to 4 codes (8). Each filter has a scale,
+// each place a bias (i32) and the factor from sums to results (f32).
 std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t line_elements) {
   constexpr std::int64_t narrow = 8;
   const std::int64_t places = round_up(filters, 16);
