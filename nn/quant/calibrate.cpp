@@ -24,9 +24,9 @@ std::size_t bin_of(double x, double low, double width) noexcept {
   return static_cast<std::size_t>(std::clamp(bin, 0.0, static_cast<double>(calibration_bins - 1)));
 }
 
-/// Kullback-Leibler divergence of the first `count` bins, with all that lies behind them in the last, from what 128
-/// codes make of them: each code's mass spread evenly over its bins that are not empty. Infinite where a bin that has
-/// mass gets none.
+/// Kullback-Leibler divergence between the first `count` bins, with the mass of all later bins in the last, and their
+/// image in 128 codes, which spreads each code's mass evenly over its nonempty bins. Infinite if a bin with mass gets
+/// none.
 double divergence(const std::vector<std::int64_t>& bins, int count) {
   double behind = 0, total = 0, kept = 0;
   for (int i = 0; i < calibration_bins; ++i)
@@ -105,7 +105,7 @@ Scales calibrate(FoldedNet& net, std::int64_t count, const CalibrationBatch& bat
       scales.values[v] = scales.values[group];
       continue;
     }
-    // Images have spikes (a background) in place of a tail, which the divergence takes for the end of one.
+    // Images have spikes (a background) in place of a tail, and the divergence takes a spike for the end of the tail.
     const bool takes_all = v == 0 && options.calibrator == Calibrator::entropy;
     const Histogram::Range range =
         histograms[v].range(takes_all ? Calibrator::max : options.calibrator, options.activations, options.percent);
@@ -150,7 +150,7 @@ Histogram::Range Histogram::range(Calibrator calibrator, Activations activations
   if (calibrator == Calibrator::max || bins_.empty() || (low_ == 0 && high_ == 0)) return seen();
   if (calibrator == Calibrator::mse) return least_error(activations);
   const Range clipped = calibrator == Calibrator::percentile ? percentile(percent) : entropy();
-  // Of numbers that are nearly the same an end may be clipped beyond the other.
+  // If all numbers are nearly equal, one end may be clipped beyond the other.
   return {std::min(clipped.low, std::max(clipped.high, 0.0)), std::max(clipped.high, std::min(clipped.low, 0.0))};
 }
 
@@ -162,7 +162,7 @@ Histogram::Range Histogram::percentile(double percent) const {
   for (const std::int64_t n : bins_) total += static_cast<double>(n);
   const bool has_both = low_ < 0 && high_ > 0;
   const double cut = total * (100 - percent) / 100 / (has_both ? 2 : 1);
-  // Within a bin its numbers are taken to lie evenly.
+  // Numbers are assumed to spread evenly within a bin.
   const auto edge = [&](bool from_above) {
     double passed = 0;
     for (int i = 0; i < calibration_bins; ++i) {
@@ -184,7 +184,7 @@ Histogram::Range Histogram::entropy() const {
   double best = std::numeric_limits<double>::infinity();
   int chosen = calibration_bins;
   std::vector<std::int64_t> bins = magnitude_;
-  bins[0] = bins[1];  // zeros, of which a relu makes many, have a code in every range
+  bins[0] = bins[1];  // a relu makes many zeros, and zero has a code in every range
   double total = 0, kept = 0;
   for (const std::int64_t n : bins) total += static_cast<double>(n);
   for (int count = 1; count <= calibration_bins; ++count) {
@@ -218,7 +218,7 @@ double Histogram::error(Range range, Activations activations) const {
 
 Histogram::Range Histogram::least_error(Activations activations) const {
   const Range all = seen();
-  // Where there is no scale for all of it, that is an error of whoever asks for one, and knows of which layer.
+  // If the whole range has no scale, the caller throws: it knows the layer.
   if (!has_code_scale(all.low, all.high, activations)) return all;
   Range best = all;
   double least = error(all, activations);

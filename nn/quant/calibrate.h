@@ -1,16 +1,15 @@
 #pragma once
-// Post-training quantization: which range of numbers the codes of each value cover.
+// Post-training quantization: chooses the range of numbers that the codes of each value cover.
 //
-//   max         all that was seen
-//   percentile  between the (100 - p) / 2 % and the 100 - (100 - p) / 2 % smallest of what was seen, p = 99.99; for a
-//               value that has one sign, up to p %
+//   max         all numbers seen
+//   percentile  from the (100 - p) / 2 to the 100 - (100 - p) / 2 percentile, p = 99.99; a value of one sign is clipped
+//               only at its far end, by 100 - p percent
 //   entropy     +- T with the smallest Kullback-Leibler divergence between the histogram of |x| clipped at T and its
 //               image in 128 codes; T is tried from bin 128 of 2048 on, zeros do not count (Migacz 2017, "8-bit
-//               inference with TensorRT"). Here T clips at most 0.1 % of the numbers, and the input is given all of its
-//               range: an image's background makes spikes, which hide from the divergence whatever is clipped behind
-//               them
-//   mse         the range, in steps of 1 %, first of its upper, then of its lower end, with the smallest squared error
-//               over the histogram
+//               inference with TensorRT"). Here T clips at most 0.1 % of the numbers, and the input keeps its whole
+//               range: an image's background makes spikes that hide clipped numbers from the divergence
+//   mse         the range with the smallest squared error over the histogram, in steps of 1 %, first of its upper, then
+//               of its lower end
 
 #include <cstdint>
 #include <functional>
@@ -39,20 +38,20 @@ inline constexpr int entropy_first_bin = 128;
 inline constexpr int entropy_codes = 128;
 inline constexpr double entropy_most_clipped = 1e-3;  // of the numbers
 
-/// The numbers that a value had, in two passes: their ends, then how many fell where.
+/// The numbers of a value, in two passes: the range, then the counts.
 class Histogram {
  public:
-  /// First pass. Throws ValueError, naming `what`, for a number that is not finite.
+  /// First pass. Throws ValueError, naming the value, for a number that is not finite.
   void widen(std::span<const float> x, std::string_view what);
-  /// Second pass, over the same numbers.
+  /// Second pass, over the numbers of the first.
   void count(std::span<const float> x);
 
   struct Range {
     double low = 0, high = 0;
   };
-  /// What widen() saw; 0 to 0 before.
+  /// The range of all numbers so far; 0 to 0 before widen().
   Range seen() const noexcept { return {low_, high_}; }
-  /// What codes should cover. Throws ValueError unless 0 < percent <= 100.
+  /// The range for codes to cover. Throws ValueError unless 0 < percent <= 100, if the calibrator is percentile.
   Range range(Calibrator calibrator, Activations activations, double percent) const;
 
  private:
@@ -76,16 +75,16 @@ struct CalibrationOptions {
   WeightScales weights = WeightScales::per_channel;
 };
 
-/// Gives batch `index` (N, H, W, C) of `count`: called twice for each.
+/// Returns batch `index` (N, H, W, C); called twice for each.
 using CalibrationBatch = std::function<Tensor(std::int64_t index)>;
 
-/// Runs the net over the batches, twice, and chooses a scale for each of its values; values that share codes
-/// (Program::scale_groups) share one. Throws ValueError: no batches, a number that is not finite, a value that is 0
-/// throughout; DeviceError for a net on a dry device, DTypeError unless the values are f32.
+/// Runs the net over `count` batches, twice, and chooses a scale for each of its values; values that share codes
+/// (Program::scale_groups) share one. Throws ValueError: no batches, a number that is not finite, a value that is
+/// always 0; DeviceError for a net on a dry device, DTypeError unless the values are f32.
 Scales calibrate(FoldedNet& net, std::int64_t count, const CalibrationBatch& batch,
                  const CalibrationOptions& options = {});
 
-/// Scales of 1 for all values: for dry runs, where bytes count and numbers are not there.
+/// Scales of 1 for all values: for dry runs, which have no numbers.
 Scales unit_scales(const Program& program, Activations activations = Activations::asymmetric);
 
 }  // namespace thimble::nn::quant

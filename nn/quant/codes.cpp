@@ -14,13 +14,13 @@
 
 namespace thimble::nn::quant {
 
-// ---- Weights of a layer as codes, with the zero point of its input folded into the bias.
+// ---- Weights of a layer as codes, with the input's zero point folded into the bias.
 
 namespace {
 
 using kernels::ConvShape;
 
-constexpr std::int64_t most_products = 65793;  // of a u8 and an i8 that 32 bits surely hold
+constexpr std::int64_t most_products = 65793;  // of a u8 and an i8 whose sum always fits 32 bits
 constexpr double most_bias = 8388608;          // 2^23, in units of input scale x weight scale
 
 ConvShape kernel_of(const Shape& shape, const StepWindow& window) {
@@ -56,17 +56,17 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
   }
 }
 
-/// Room for packed codes, in the layout of `layout`'s kernels where that is another device: packing is the host's work.
+/// A tensor for packed codes on `device`, in the layout of `layout`'s kernels: the host packs for other devices.
 Tensor empty_codes(const ConvShape& kernel, memory::Device device, memory::Device layout) {
   const std::size_t bytes = kernels::quant_conv_kernels(layout).packed_bytes(kernel);
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, Category::parameter);
 }
 Tensor empty_codes(const ConvShape& kernel, memory::Device device) { return empty_codes(kernel, device, device); }
 
-/// Where the host works on tensors of a device.
+/// The host device that works on tensors of a device.
 memory::Device host_of(memory::Device device) { return device.is_dry ? dry(cpu) : cpu; }
 
-/// A copy there; of a dry tensor a dry one.
+/// A copy on host_of() the tensor's device.
 Tensor at_host(const Tensor& t) {
   const memory::Device host = host_of(t.device());
   return t.device().is_dry ? Tensor::empty(t.shape(), t.dtype(), host) : to_device(t, host);
@@ -76,7 +76,7 @@ Tensor at_device(const Tensor& t, memory::Device device) {
                        : to_device(t, device, Category::parameter);
 }
 
-/// Weights of the host as the kernels of a CUDA device have them.
+/// The host's weights in the layout of a CUDA device's kernels.
 PackedWeights moved(const PackedWeights& from, memory::Device device) {
   PackedWeights to = from;
   const Tensor codes = unpacked_codes(from);
@@ -121,10 +121,10 @@ void check_scales(const char* operation, const Step& step, const PackedWeights& 
   }
 }
 
-/// Throws unless every sum stays within 32 bits. Codes are 0 to 255, whatever the zero point, which the bias has taken
-/// off already; so the products of filter o lie in [255 N, 255 P], with P and N the sums of its positive and negative
-/// weights, and so does every part of them. With at most 65793 of them that is within [-255 x 128 x 65793, 255 x 127 x
-/// 65793], inside of 32 bits; with the bias b it is where -2^31 - 255 N <= b <= 2^31 - 1 - 255 P.
+/// Throws unless every sum fits 32 bits. Codes are 0 to 255 for any zero point, which the bias has subtracted already.
+/// So every partial sum of filter o's products lies in [255 N, 255 P], with P and N the sums of its positive and
+/// negative weights. For at most 65793 products this is within [-255 x 128 x 65793, 255 x 127 x 65793], which fits 32
+/// bits. With the bias b it fits if -2^31 - 255 N <= b <= 2^31 - 1 - 255 P.
 void check_bias(const Step& step, const std::vector<std::int8_t>& codes, const std::vector<std::int32_t>& bias) {
   const std::size_t elements = codes.size() / bias.size();
   for (std::size_t o = 0; o < bias.size(); ++o) {
@@ -138,7 +138,7 @@ void check_bias(const Step& step, const std::vector<std::int8_t>& codes, const s
   }
 }
 
-/// From the units of sums to those of the result.
+/// Factors from the units of sums to the units of the result.
 void set_scales(const float* weight_scale, std::int64_t filters, std::int64_t padded, const CodeScale& in,
                 const CodeScale* out, float* scale) noexcept {
   for (std::int64_t o = 0; o < padded; ++o) {
@@ -297,7 +297,7 @@ Shape pooled(const Shape& x, const StepWindow& w, kernels::PoolWindows& windows)
     const std::int64_t in = x[static_cast<int>(axis) + 1];
     const std::int64_t room = in + 2 * w.padding[axis] - (w.kernel[axis] - 1) * w.dilation[axis] - 1;
     std::int64_t out = room < 0 ? 0 : (room + (w.rounds_up ? w.stride[axis] - 1 : 0)) / w.stride[axis] + 1;
-    // The last window must begin inside of the image or its leading padding.
+    // The last window must begin in the image or its leading padding.
     if (w.rounds_up && (out - 1) * w.stride[axis] >= in + w.padding[axis]) --out;
     if (out < 1) throw ShapeError("max_pool of codes: the window is larger than the padded image " + to_string(x));
     windows.in[axis] = in;
@@ -312,7 +312,7 @@ Codes to_codes(const Tensor& x, const CodeScale& scale) {
   check_numbers("quantize", x);
   const Tensor from = contiguous(x);
   const Tensor y = Tensor::empty(x.shape(), DType::u8, x.device());
-  // On a CUDA device the answer lies in its memory: to ask for it is what a run waits for.
+  // A CUDA device has the flag in its memory: reading it makes the host wait.
   const bool is_cuda = x.device().is_cuda();
   const Tensor flag = is_cuda ? Tensor::empty({1}, DType::i32, x.device(), Category::workspace) : Tensor();
   std::int32_t not_finite = 0;

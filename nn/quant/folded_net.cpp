@@ -25,7 +25,7 @@
 
 namespace thimble::nn::quant {
 
-// ---- How a FoldedNet is made: a recording of the model, read operator by operator.
+// ---- Tracing: reads a recording of the model operator by operator.
 
 namespace {
 
@@ -36,9 +36,9 @@ Tensor make_tensor(const std::vector<double>& values, const Shape& shape, const 
   return to_dtype(from_host(values, shape, like.device()), like.dtype());
 }
 
-/// Zeros for a tensor on a dry device, which has no values.
+/// Zeros for a tensor on a dry device.
 std::vector<double> values_of(const Tensor& t) {
-  const Tensor wide = to_dtype(contiguous(t), DType::f64);  // there, too, it takes its bytes
+  const Tensor wide = to_dtype(contiguous(t), DType::f64);  // takes its bytes on a dry device, too
   if (t.device().is_dry) return std::vector<double>(static_cast<std::size_t>(t.elements()));
   return to_host<double>(wide);
 }
@@ -89,7 +89,7 @@ class Tracer {
   struct Traced {
     Step step;
     TracedWeights weights;
-    std::size_t position;  ///< of the last operator that went into it
+    std::size_t position;  ///< of the last operator fused into the step
   };
 
   Tensor tensor(std::uint32_t value) const {
@@ -100,7 +100,7 @@ class Tracer {
     throw ValueError("quantize: " + std::string(node.type->name) + " at " + std::string(path_name(node.path)) + ": " +
                      why);
   }
-  /// The step that made a value which nothing but the operator at hand reads, null for any other.
+  /// The step that made a value, or null if another operator reads the value, too.
   Traced* only_for_us(std::uint32_t value) {
     const int v = value_of_[value];
     return v > 0 && uses_[value] == 1 ? &steps_[static_cast<std::size_t>(v - 1)] : nullptr;
@@ -121,7 +121,7 @@ class Tracer {
     value_of_[node.output] = static_cast<int>(steps_.size());
     return steps_.back();
   }
-  /// The path below the model; where a module runs several operators of a kind they are numbered.
+  /// The path below the model, numbered if a module runs several operators of a kind.
   std::string name_of(const Node& node, StepKind kind) const {
     std::string name(path_name(node.path));
     if (name.starts_with(prefix_ + ".")) name = name.substr(prefix_.size() + 1);
@@ -215,7 +215,7 @@ class Tracer {
     fuse_into(*traced);
   }
 
-  /// The convolution that makes one of the operands, the later one, takes the other one in.
+  /// Fuses the sum into the convolution that makes an operand, the later one if both do.
   void read_add(const Node& node) {
     const auto& in = node.inputs;
     const int left = known(in[0]), right = known(in[1]);
@@ -262,7 +262,7 @@ class Tracer {
     add(StepKind::flatten, {known(node.inputs[0])});
   }
 
-  /// The steps in the order of their last operators, those that lead to the result, with values to match.
+  /// The steps that lead to the result, in the order of their last operators, with values renumbered.
   TracedNet ordered(int result) const {
     std::vector<bool> is_used(steps_.size() + 1, false);
     is_used[static_cast<std::size_t>(result)] = true;
@@ -292,7 +292,7 @@ class Tracer {
   TapeGraph graph_;
   std::string prefix_;
   std::vector<int> value_of_, uses_;  // by the tape's values
-  std::vector<Traced> steps_;         // value i + 1 is made by step i, in the order of their first operators
+  std::vector<Traced> steps_;         // step i makes value i + 1; in the order of their first operators
   std::size_t at_ = 0;
   std::uint32_t output_ = 0;
 };
@@ -303,7 +303,7 @@ ops::Conv2d convolution(const StepWindow& w) {
 
 Tensor scalar(float value, memory::Device device) { return full({1}, static_cast<double>(value), DType::f32, device); }
 
-/// (O, 1, ...) f32; none where a weight is not finite. The host finds them, for a CUDA device from a copy.
+/// (O, 1, ...) f32, or nullopt if a weight is not finite. Computed on the host, for a CUDA device from a copy.
 std::optional<Tensor> weight_scales(const Tensor& weight, bool is_per_tensor) {
   const memory::Device device = weight.device();
   Shape shape = weight.shape();

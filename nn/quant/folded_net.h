@@ -1,8 +1,8 @@
 #pragma once
-// A trained net of convolutions with its batch norms folded in: what is calibrated, quantized and compared with.
+// A trained net of convolutions with its batch norms folded in, for calibration, quantization and comparison.
 //
-// A convolution w (O, KH, KW, I) and b, and behind it a batch norm with running statistics mean and var, weight g and
-// bias h, are one convolution:
+// A convolution w (O, KH, KW, I) and b followed by a batch norm with running statistics mean and var, weight g and bias
+// h are one convolution:
 //
 //     w'[o] = w[o] r[o],   b'[o] = (b[o] - mean[o]) r[o] + h[o],   r[o] = g[o] / sqrt(var[o] + epsilon)
 //
@@ -18,7 +18,7 @@
 
 namespace thimble::nn::quant {
 
-// ---- Reading a model's steps off a recording: what FoldedNet is made from.
+// ---- A model's steps, read off a recording
 
 struct TracedWeights {
   Tensor weight, bias;
@@ -26,7 +26,7 @@ struct TracedWeights {
 
 struct TracedNet {
   Program program;
-  std::vector<TracedWeights> weights;  ///< one for each step; undefined where it has none
+  std::vector<TracedWeights> weights;  ///< one per step; undefined for a step without weights
 };
 
 /// See FoldedNet::FoldedNet.
@@ -34,32 +34,31 @@ TracedNet trace_net(Module& model, const std::function<Tensor(const Tensor&)>& f
 
 class FoldedNet final : public Layer {
  public:
-  /// The steps of `forward`, found by running it once in evaluation mode on `input` (N, H, W, C) and reading the
-  /// recording; `model` gets its mode back. Weights are copies, leaves named as the model's, in its dtype and on its
-  /// device, which may be dry.
+  /// Runs `forward` once in evaluation mode on `input` (N, H, W, C) and reads its steps off the recording; `model` gets
+  /// its mode back. Weights are copies: leaves with the model's names, dtype and device, which may be dry.
   ///
-  /// Understood are conv2d without groups, batch norm behind it, relu, add, max_pool2d, global_avg_pool, concat of
-  /// channels, linear (with a relu or without) and flattening. Throws ValueError naming any other operator and its
-  /// path, AutogradError while something else is recorded.
+  /// Understands conv2d without groups, batch norm after it, relu, add, max_pool2d, global_avg_pool, concat of
+  /// channels, linear (with or without a relu) and flattening. Throws ValueError naming any other operator and its
+  /// path, AutogradError while a tape records.
   FoldedNet(Module& model, const std::function<Tensor(const Tensor&)>& forward, const Tensor& input);
 
   const Program& program() const noexcept { return program_; }
-  /// Of a step that has them: weight (O, KH, KW, I) or (O, I), bias (O).
+  /// (O, KH, KW, I) or (O, I); bias (O). Undefined for a step without weights.
   const Tensor& weight(std::size_t step) const { return weights_.at(step).weight; }
   const Tensor& bias(std::size_t step) const { return weights_.at(step).bias; }
 
-  /// Called with every value when it is computed: value 0, the input, first.
+  /// Called with every value when it is computed, first with the input, value 0.
   using Observer = std::function<void(int value, const Tensor& x)>;
   /// forward() with an observer.
   Tensor run(const Tensor& x, const Observer& observer = {});
 
-  /// The value that a step makes from those before it, of which `values` has at least the step's own; not observed.
+  /// The result of a step, not observed. `values` needs only the step's inputs.
   Tensor compute(std::size_t step, const std::vector<Tensor>& values) const;
 
-  /// From now on forward() rounds as the quantized net does: weights and values go through fake_quantize(), with
-  /// `scales` for the values (one for each; the result of the net is left alone) and amax / 127 of the moment for each
-  /// filter (or each weight). Gradients pass straight through, so the net can be trained (Jacob et al. 2017). Empty: no
-  /// longer. Throws ValueError when the number of scales differs; DTypeError unless the net is f32.
+  /// Makes forward() round like the quantized net: values go through fake_quantize() with `scales` (one per value; the
+  /// net's result stays exact), weights with their current amax / 127 per filter (or per layer). Gradients pass
+  /// straight through, so the net can be trained (Jacob et al. 2017). nullopt turns rounding off. Throws ValueError
+  /// when the number of scales differs; DTypeError unless the net is f32.
   void fake_quantize(std::optional<Scales> scales);
 
  protected:
@@ -74,7 +73,7 @@ class FoldedNet final : public Layer {
   Tensor exact(std::size_t step, const std::vector<Tensor>& values) const;
 
   Program program_;
-  std::vector<Weights> weights_;  // one for each step; undefined where it has none
+  std::vector<Weights> weights_;  // one per step
   std::optional<Scales> scales_;
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::array<std::string_view, 8> kinds = {"conv",   "linear", "max_pool", "average",
                                                    "concat", "add",    "relu",     "flatten"};
-constexpr std::int64_t most = 1 << 15;  // of a kernel, a stride, a padding, a dilation
+constexpr std::int64_t most = 1 << 15;  // largest kernel, stride, padding or dilation
 
 [[noreturn]] void refuse_program(std::string_view line, const std::string& why) {
   throw ValueError("quantized program: line " + quote(line) + ": " + why);
@@ -88,7 +88,7 @@ void check(const Step& step, std::string_view line) {
   if (step.window.rounds_up && step.kind != StepKind::max_pool) refuse_program(line, "only a pool rounds up");
 }
 
-/// The value of the results of step `index` is index + 1.
+/// The result of step `index` is value index + 1.
 Step parse_line(std::string_view line, int index) {
   const auto fields = split(line, ' ');
   if (fields.size() < 3) refuse_program(line, "KIND NAME INPUTS are needed");
@@ -155,7 +155,7 @@ Program parse_program(std::string_view text) {
 
 namespace {
 
-/// The scale of a range that is finite and the right way round.
+/// The scale of a finite range with low <= high.
 float scale_of(double low, double high, Activations activations) noexcept {
   low = std::min(low, 0.0);
   high = std::max(high, 0.0);

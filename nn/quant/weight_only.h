@@ -1,19 +1,18 @@
 #pragma once
-// Frozen weights in fewer bits (Dettmers et al. 2023, arXiv:2305.14314): each is decoded before it is used and goes
-// after.
+// Frozen weights in fewer bits (Dettmers et al. 2023, arXiv:2305.14314), decoded before each use and freed after it.
 //
 //   nn::TensorOptions on{.dtype = DType::bf16};
 //   on.coded_weights = std::make_shared<nn::quant::CodedStore>(WeightCode::nf4);
 //   Net net(..., on);          // a linear layer's weight becomes codes as soon as it is made
 //   nn::load_weights(net, ...);
-//   nn::add_lora(net, {...});  // and adapters are trained
+//   nn::add_lora(net, {...});  // trains adapters
 //
-// - It is the seam of parameters that are shared out over ranks or in a tier (core/tensor/parameter_store.h): forward,
-//   backward and recomputation decode by the same calls, and a dry run predicts the bytes.
-// - Codes are booked as parameters under the path of their layer, and the decoded weight, while it is here, too.
-// - One weight is here at a time: decoding does not overlap with anything, so none is decoded ahead.
-// - A weight that was written (loaded from a file) becomes codes again when it goes, rounded to them. An update in
-//   training is a write as well, of which nothing smaller than a code's step is left: the weights are to be frozen.
+// - The store implements the interface of sharded and offloaded parameters (core/tensor/parameter_store.h): forward,
+//   backward and recomputation decode by its calls, and a dry run predicts the bytes.
+// - Codes, and a weight while it is decoded, are booked as parameters under the path of their layer.
+// - One weight is decoded at a time: decoding overlaps with nothing, so no weight is decoded ahead.
+// - A weight that was written (loaded from a file) is rounded to codes again after its use. An update in training is a
+//   write, too, and changes below a code's step are lost: freeze the weights.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +32,7 @@ class CodedStore final : public memory::UnitStore {
   WeightCode code() const noexcept { return code_; }
   /// The codes of a parameter of this store (core/ops/quant/quantize.h).
   const Tensor& codes(const memory::Storage& storage) const { return parts_[storage.index_in_store()].codes; }
-  /// Of all its parameters.
+  /// Bytes of all codes.
   std::size_t code_bytes() const noexcept;
   std::size_t bytes_elsewhere() const override { return 0; }
 
@@ -55,10 +54,10 @@ class CodedStore final : public memory::UnitStore {
   std::vector<Part> parts_;
 };
 
-// ---- Weights in 8 bits, everything else as it was.
+// ---- 8-bit weights
 
 /// A linear layer with its weight in Q8_0 blocks (core/ops/matmul/lora_linear.h), 34 bytes for 32 numbers: the buffer
-/// "weight_q8" (O, 34 I / 32). The weight is gone; bias stays the layer's parameter.
+/// "weight_q8" (O, 34 I / 32) replaces the weight. The bias stays a parameter.
 class Q8Linear final : public Layer {
  public:
   /// Throws ShapeError unless 32 divides I, DTypeError, DeviceError, ValueError as quantize_q8() does, and ValueError
@@ -74,16 +73,15 @@ class Q8Linear final : public Layer {
   Linear& base_;
 };
 
-/// Puts a Q8Linear in the place of every linear layer: 1.0625 bytes a number. Returns how many layers there are.
-/// Weights that a model holds itself, as GPT's embedding, which is its head too, stay. From then on the module is for
-/// inference; save_weights() writes the blocks, and load_weights() reads them into a model that has been through this.
-/// Throws as Q8Linear does, before the first layer has changed where a width is no multiple of 32.
+/// Replaces every linear layer with a Q8Linear, 1.0625 bytes a number, and returns the number of layers. Other weights
+/// stay, such as GPT's embedding, which is also its head. The module can then only infer; save_weights() writes the
+/// blocks, and load_weights() reads them into a model that was quantized, too. Throws as Q8Linear does; if a width is
+/// no multiple of 32, before the first layer changes.
 std::size_t quantize_linear_weights(Module& module);
 
-/// How far the weights are from those that they were made from: for each linear layer of `quantized` that has blocks,
-/// its weight in `exact`, a model of the same make, beside what the blocks stand for. A name is the layer's path.
-/// Throws ValueError where `exact` lacks the layer or its weight, ShapeError where that is another; DeviceError on a
-/// dry device.
+/// Quantization errors of weights: compares the decoded blocks of each Q8Linear in `quantized` with the weight in
+/// `exact`, an unquantized model of equal layers. Errors are named by the layer's path. Throws ValueError if `exact`
+/// lacks the layer or its weight, ShapeError for another size, DeviceError on a dry device.
 std::vector<StepError> compare_weights(const Module& exact, const Module& quantized);
 
 }  // namespace thimble::nn::quant
