@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t images_magic = 0x803, labels_magic = 0x801;
 
-// GzipReader's twin for a file that is not compressed.
+// GzipReader's counterpart for plain files.
 class PlainReader {
  public:
   PlainReader(std::span<const std::byte> file, const std::string& path) : file_(file), path_(path) {}
@@ -50,7 +50,7 @@ std::uint32_t read_u32(Reader& reader) {
   return load_be<std::uint32_t>(bytes.data());
 }
 
-// Magic number and sizes. `most_bytes` is what the file could hold at the very best: no more is ever allocated.
+// Magic number and sizes. `most_bytes` is an upper bound on the file's data: no more is ever allocated.
 template <class Reader>
 std::vector<std::int64_t> read_shape(Reader& reader, std::uint64_t most_bytes, const std::string& path) {
   const std::uint32_t magic = read_u32(reader);
@@ -165,7 +165,7 @@ struct GzipReader::State {
       stream.avail_out = static_cast<uInt>(room);
       const int code = inflate(&stream, Z_NO_FLUSH);
       done += room - stream.avail_out;
-      if (code == Z_STREAM_END) {  // of a member; pigz and bgzip write several
+      if (code == Z_STREAM_END) {  // the end of a member; pigz and bgzip write several
         has_ended = !is_gzip(file.subspan(at()));
         if (!has_ended) inflateReset(&stream);
       } else if (code == Z_BUF_ERROR) {

@@ -1,6 +1,6 @@
 #pragma once
 // The IDX files of MNIST and its relatives: a big-endian u32 magic, 0x803 (images) or 0x801 (labels), then three sizes
-// or one, then bytes. Plain or gzip, told apart by the first bytes.
+// or one, then bytes. The first bytes tell plain files from gzip.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,37 +21,37 @@ struct IdxArray {
   std::vector<std::uint8_t> values;
 };
 
-/// What the header of a plain file of images says.
+/// The header of a plain file of images.
 struct IdxHeader {
   std::vector<std::int64_t> shape;  ///< (N, H, W)
 };
 /// Reads the first 16 bytes of a plain file of `file_bytes` bytes. Throws FileError as parse_idx, and for labels.
 IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path);
 
-/// Reads a whole file; `path` is for messages. Throws FileError when the magic is neither of the two, when the sizes do
-/// not match the bytes exactly, or promise more than idx_limit_bytes or (gzip) than deflate could hold; when gzip data
-/// are corrupt, cut short, longer than the header says, or followed by anything.
+/// Reads a whole file; `path` is for messages. Throws FileError for another magic, for sizes that differ from the
+/// number of bytes or promise more than idx_limit_bytes or (gzip) than deflate could hold, and for gzip data that are
+/// corrupt, cut short, longer than the header says, or followed by other bytes.
 IdxArray parse_idx(std::span<const std::byte> file, const std::string& path);
 
-/// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when one is not what its
-/// name says, the counts differ, or a label is not below `classes`; ValueError unless 0 <= classes <= 256. With 0 there
-/// are as many as the labels need, at least 10: 27 for EMNIST's letters, whose labels are 1 to 26.
+/// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when `images` are labels or
+/// `labels` images, the counts differ, or a label is not below `classes`; ValueError unless 0 <= classes <= 256. With 0
+/// the labels set the number of classes, at least 10: 27 for EMNIST's letters, whose labels are 1 to 26.
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
                 const std::string& labels_path);
 
 /// Reads two files, each plain or gzip. Throws as parse_idx and pair_idx.
 Images read_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 0);
 
-// ---- Reading a gzip file (RFC 1952), of one member or several, without trusting it.
+// ---- Reads untrusted gzip files (RFC 1952) of one or several members.
 
-/// deflate cannot do better: a match of 258 bytes takes at least two bits (zlib.net/zlib_tech.html).
+/// deflate's best: a match of 258 bytes takes at least two bits (zlib.net/zlib_tech.html).
 inline constexpr std::size_t largest_deflate_ratio = 1032;
 
-/// True when the bytes begin like a gzip file.
+/// Whether the bytes begin like a gzip file.
 bool is_gzip(std::span<const std::byte> file) noexcept;
 
-/// Decompresses a gzip file in memory, never more than asked for: a caller reads a header, decides how many bytes it is
-/// owed, reads those, and finish() makes sure that there was nothing else.
+/// Decompresses a gzip file in memory, never more than the caller asks for: it reads a header, computes the number of
+/// bytes that follow and reads them; finish() checks that nothing else follows.
 class GzipReader {
  public:
   /// `file` and `path` (for messages) must outlive the reader. Throws FileError when zlib does not start.
@@ -59,11 +59,10 @@ class GzipReader {
   GzipReader(GzipReader&&) noexcept;
   ~GzipReader();
 
-  /// Fills `out` with the next decompressed bytes. Throws FileError when the data end before, or are corrupt.
+  /// Fills `out` with the next decompressed bytes. Throws FileError when the data are corrupt or too short.
   void read(std::span<std::byte> out);
 
-  /// Throws FileError unless the decompressed data end here, their checksum and length are right, and the file ends
-  /// too.
+  /// Throws FileError unless data and file end here and checksum and length are right.
   void finish();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Labelled images in memory, eight bits per value: what every image loader gives and every image source reads.
+// Labelled images in memory, eight bits per value: the format between image loaders and image sources.
 
 #include <cstdint>
 #include <vector>

@@ -12,7 +12,7 @@
 namespace thimble::data {
 namespace {
 
-constexpr std::uint64_t purpose = 0x6d61736b;  // other numbers than those that choose the windows of the same step
+constexpr std::uint64_t purpose = 0x6d61736b;  // separates these random numbers from the ones that choose windows
 
 void require_share(const char* which, double share) {
   if (!(share >= 0 && share <= 1)) {

@@ -1,5 +1,5 @@
 #pragma once
-// The check of an argument's range that samplers, sources and generators share.
+// Range check of arguments for samplers, sources and generators.
 
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace thimble::data {
 
-/// `value`, unless it is outside of low .. high: then throws ValueError `WHAT is VALUE; allowed: LOW to HIGH`.
+/// Returns `value`. Throws ValueError "NAME is VALUE; expected LOW to HIGH" if it is outside of low .. high.
 inline std::int64_t require_between(const char* what, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value < low || value > high)
     throw ValueError(std::string(what) + " is " + std::to_string(value) + "; expected " + std::to_string(low) + " to " +

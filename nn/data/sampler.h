@@ -1,6 +1,6 @@
 #pragma once
-// Which samples make the batch of a step. A sampler has no state beyond (seed, step): resuming a training run at a step
-// gives the same batches as running up to it, and no shuffled list of indices is kept.
+// Samplers choose the samples of a step's batch. Their only state is (seed, step): a run resumed at a step gets the
+// batches of an uninterrupted run, and no shuffled list of indices is kept.
 
 #include <array>
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace thimble::data {
 
 /// A keyed permutation of 0 .. count - 1 in O(1) memory: a balanced Feistel network on the smallest even number of bits
 /// that holds count - 1, walked along its cycle until the value is in range (Black and Rogaway 2002, "Ciphers with
-/// arbitrary finite domains"); less than four walks on average.
+/// arbitrary finite domains"), fewer than four steps on average.
 class Permutation {
  public:
   /// Throws ValueError when count is not in 1 .. 2^62.
   Permutation(std::int64_t count, std::uint64_t key);
 
-  /// Where `i` goes; 0 <= i < count.
+  /// The image of `i`, 0 <= i < count.
   std::int64_t operator()(std::int64_t i) const noexcept;
 
  private:
@@ -28,8 +28,8 @@ class Permutation {
   std::array<std::uint64_t, rounds> keys_;
 };
 
-/// Batches without replacement: the steps walk through epoch after epoch, each a fresh permutation of all samples. A
-/// batch may begin in one epoch and end in the next, so every sample is seen exactly once in each and none is dropped.
+/// Batches without replacement: steps walk through epoch after epoch, each a fresh permutation of all samples. A batch
+/// may begin in one epoch and end in the next, so every epoch has each sample exactly once.
 class BatchSampler {
  public:
   /// Throws ValueError unless count and batch are in 1 .. 2^62.
@@ -38,11 +38,11 @@ class BatchSampler {
   std::int64_t count() const noexcept { return count_; }
   std::int64_t batch() const noexcept { return batch_; }
 
-  /// The epoch in which the first sample of a step lies.
+  /// The epoch of a step's first sample.
   std::int64_t epoch(std::int64_t step) const noexcept { return step * batch_ / count_; }
 
-  /// The samples of a step into `out` (batch), each in 0 .. count - 1. Throws ShapeError when `out` has another size,
-  /// ValueError when the step is negative or ends beyond 2^62 samples.
+  /// Writes the samples of a step to `out` (batch), each in 0 .. count - 1. Throws ShapeError when `out` has another
+  /// size, ValueError when the step is negative or ends beyond 2^62 samples.
   void indices(std::int64_t step, std::span<std::int64_t> out) const;
   std::vector<std::int64_t> indices(std::int64_t step) const;
 
@@ -52,8 +52,8 @@ class BatchSampler {
   std::uint64_t seed_;
 };
 
-/// Random windows of a long text: each batch has `batch` windows of seq + 1 tokens (inputs, and targets one later),
-/// their starts uniform and independent.
+/// Random windows of a long text: each batch has `batch` windows of seq + 1 tokens (inputs, and targets one later) with
+/// uniform, independent starts.
 class WindowSampler {
  public:
   /// `length` tokens of text. Throws ValueError unless 1 <= seq < length and batch is in 1 .. 2^62.
@@ -63,8 +63,8 @@ class WindowSampler {
   std::int64_t seq() const noexcept { return seq_; }
   std::int64_t batch() const noexcept { return batch_; }
 
-  /// The first token of each window of a step into `out` (batch), each in 0 .. length - seq - 1. Throws ShapeError when
-  /// `out` has another size, ValueError when the step is negative.
+  /// Writes the first token of each window of a step to `out` (batch), each in 0 .. length - seq - 1. Throws ShapeError
+  /// when `out` has another size, ValueError when the step is negative.
   void starts(std::int64_t step, std::span<std::int64_t> out) const;
   std::vector<std::int64_t> starts(std::int64_t step) const;
 

@@ -25,7 +25,7 @@ void require_range(const ImageStore& images, std::int64_t first, std::int64_t co
   require_between("data source: number of images", count, 1, images.count - first);
 }
 
-/// Calls body(first value, values) for the values of an image, in pieces of whole pixels that lie on the stack.
+/// Calls body(first value, values) for the values of an image, in pieces of whole pixels on the stack.
 template <class Body>
 void each_piece(const ImageStore& images, std::int64_t image, Body&& body) {
   std::array<std::uint8_t, 4096> piece;
@@ -62,7 +62,7 @@ Normalization measure_normalization(const ImageStore& images, std::int64_t first
     const double n = static_cast<double>(pixels) * 255.0;
     const double mean = static_cast<double>(sum[c]) / n;
     const double variance = static_cast<double>(squares[c]) / (n * 255.0) - mean * mean;
-    // Below this the channel is constant and what is left is rounding: one byte value in a million would give more.
+    // A smaller variance is rounding of a constant channel: one different byte in a million gives more.
     const bool is_constant = variance < 1e-12;
     out.mean.push_back(static_cast<float>(mean));
     out.deviation.push_back(is_constant ? 1.0f : static_cast<float>(std::sqrt(variance)));
@@ -127,7 +127,7 @@ void ImageSource::copy_pixels(std::span<const std::int64_t> indices, std::span<f
   }
 }
 
-// Indices become labels.
+// Replaces the indices with labels.
 void ImageSource::copy_into(DType dtype, std::byte* pixels, std::span<std::int64_t> indices) const {
   if (!is_floating(dtype)) {
     throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; expected a floating dtype");

@@ -1,6 +1,6 @@
 #pragma once
-// Batches: a sampler and the data it draws from. A source keeps views, never copies; what it reads must outlive it. Its
-// whole state is the step that is passed in.
+// Batches: a sampler and the data it draws from. A source keeps views, never copies: its data must outlive it. Its only
+// state is the step that is passed in.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,19 +17,18 @@
 namespace thimble::data {
 
 namespace source_detail {
-/// Throws ShapeError naming `what` when the sizes differ.
 void require_size(const char* what, std::size_t given, std::size_t wanted);
 }  // namespace source_detail
 
-/// How a byte becomes a number, per channel: (byte / 255 - mean) / deviation.
+/// A byte becomes (byte / 255 - mean) / deviation, per channel.
 struct Normalization {
   std::vector<float> mean;       ///< (C)
   std::vector<float> deviation;  ///< (C), each > 0
 };
 
 /// Mean and standard deviation of `count` images from `first` on, per channel; a constant channel gets deviation 1.
-/// Sums are exact integers, so the result depends on nothing but the data. Throws ValueError when the range is empty or
-/// not within the images.
+/// Sums are exact integers, so only the data determine the result. Throws ValueError when the range is empty or not
+/// within the images.
 Normalization measure_normalization(const ImageStore& images, std::int64_t first, std::int64_t count);
 Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count);
 
@@ -46,23 +45,22 @@ class ImageSource {
   const BatchSampler& sampler() const noexcept { return sampler_; }
 
   /// The batch of a step: `pixels` (B, H, W, C), `labels` (B); Id is any integer type. Throws ShapeError when a span
-  /// has another size, ValueError for a step the sampler refuses.
+  /// has another size, ValueError for a step as BatchSampler::indices does.
   template <class Id>
   void batch(std::int64_t step, std::span<float> pixels, std::span<Id> labels) const {
     source_detail::require_size("labels", labels.size(), static_cast<std::size_t>(sampler_.batch()));
     copy(sampler_.indices(step), pixels, labels);
   }
 
-  /// Images from .. from + B - 1 of the range in order, for evaluation, where B is labels.size(): `pixels` (B, H, W,
-  /// C), `labels` (B). Throws ShapeError when `pixels` has another size, ValueError when the images are not in the
-  /// range.
+  /// Images from .. from + B - 1 of the range in order, for evaluation; B is labels.size(). `pixels` (B, H, W, C),
+  /// `labels` (B). Throws ShapeError when `pixels` has another size, ValueError when the images are not in the range.
   template <class Id>
   void sequential(std::int64_t from, std::span<float> pixels, std::span<Id> labels) const {
     copy(in_order(from, labels.size()), pixels, labels);
   }
 
-  /// The same batches straight to where a step reads them: pixels (B, H, W, C) in a floating `dtype` at `pixels`,
-  /// rounded to nearest, labels (B) into `labels`. Asks the heap for nothing.
+  /// These batches in a step's tensors: writes pixels (B, H, W, C) in a floating `dtype` to `pixels`, rounded to
+  /// nearest, and labels (B) to `labels`. No heap allocation.
   void batch_into(std::int64_t step, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const;
   void sequential_into(std::int64_t from, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const;
 
@@ -81,10 +79,10 @@ class ImageSource {
   std::shared_ptr<const ImageStore> images_;
   std::int64_t first_;
   BatchSampler sampler_;
-  std::vector<float> values_;  // (C, 256): the number that a byte stands for
+  std::vector<float> values_;  // (C, 256): the normalized number of each byte
 };
 
-/// Random windows of a text of tokens, and its windows in order. Token is std::uint8_t (characters) or std::uint16_t.
+/// Windows of a tokenized text, random or in order. Token is std::uint8_t (characters) or std::uint16_t.
 template <class Token>
 class TokenSource {
  public:
@@ -106,10 +104,10 @@ class TokenSource {
       copy(static_cast<std::size_t>(starts[b]), inputs.subspan(b * seq, seq), targets.subspan(b * seq, seq));
   }
 
-  /// Number of windows that lie side by side in the text, for evaluation over all of it.
+  /// Number of adjacent windows in the text, for evaluation.
   std::int64_t windows() const noexcept { return (sampler_.length() - 1) / sampler_.seq(); }
 
-  /// Window `i` of those: `inputs` and `targets` (T). Throws ShapeError when a span has another size, ValueError unless
+  /// Adjacent window `i`: `inputs` and `targets` (T). Throws ShapeError when a span has another size, ValueError unless
   /// 0 <= i < windows().
   template <class Id>
   void window(std::int64_t i, std::span<Id> inputs, std::span<Id> targets) const {

@@ -1,7 +1,7 @@
 #pragma once
 // SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"): a 64-bit mixing function that
-// also serves as a generator. It decides which samples make a batch and what synthetic data look like; dropout and
-// initialization use the counter-based generator of core.
+// also serves as a generator. It chooses the samples of batches and makes synthetic data; dropout and initialization
+// use the counter-based generator of core.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@ constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
-/// The sequence of numbers that belongs to a seed.
+/// The sequence of random numbers of a seed.
 class SplitMix {
  public:
   constexpr explicit SplitMix(std::uint64_t seed) noexcept : state_(seed) {}

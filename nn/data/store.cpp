@@ -16,7 +16,7 @@
 namespace thimble::data {
 namespace {
 
-/// Read at a time, on the stack.
+/// Bytes read at a time, on the stack.
 constexpr std::size_t piece_bytes = 4096;
 
 }  // namespace
@@ -210,7 +210,7 @@ namespace {
 
 constexpr std::size_t idx_images_header = 16;
 
-/// Whether a file begins like a gzip file; a shorter file is read as a plain one.
+/// Whether a file begins like a gzip file.
 bool is_compressed(const InputFile& file) {
   std::array<std::byte, 2> start{};
   if (file.bytes() < start.size()) return false;
@@ -222,7 +222,7 @@ bool is_compressed(const InputFile& file) {
 
 ImageStore open_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes) {
   const auto file = std::make_shared<const InputFile>(images_path);
-  // What is no plain file of images is read, and refused, as a whole.
+  // read_idx decompresses gzip files and rejects short ones.
   if (is_compressed(*file) || file->bytes() < idx_images_header) {
     return ImageStore(read_idx(images_path, labels_path, classes));
   }
@@ -281,7 +281,7 @@ TokenStore open_tokens(const std::string& path) {
       throw FileError(path, 0, "the array is not a line of tokens; expected one axis of '<u2', '<u4' or '<i4'");
     }
     TokenStore store(ByteStore(file, header.data_offset, header.file_bytes), is_narrow ? 2 : 4);
-    constexpr std::int64_t too_many = std::int64_t{1} << 31;  // from here on '<i4' means negative numbers
+    constexpr std::int64_t too_many = std::int64_t{1} << 31;  // from here on '<i4' is negative
     if (const std::int64_t largest = header.is_unsigned() ? 0 : store.largest(); largest >= too_many) {
       throw FileError(
           path, header.data_offset,

@@ -11,19 +11,19 @@
 
 namespace thimble::data {
 
-// ---- Figures of pen strokes. The figures of all classes come first, each the one of several candidates that is most
-// unlike those before it; then every image bends its class's figure and draws it.
+// ---- Figures of pen strokes. First draws a figure for each class: of several candidates, the least similar to earlier
+// figures. Then every image bends its class's figure and draws it.
 
 namespace {
 
 struct Point {
-  float x, y;  // the figure's square is [-1, 1] x [-1, 1]
+  float x, y;  // figures are in [-1, 1] x [-1, 1]
 };
 
 constexpr std::size_t corners = 5;
-using Figure = std::array<Point, corners>;  // four strokes without lifting the pen
+using Figure = std::array<Point, corners>;  // four connected strokes
 
-// A stroke of the pen; `inverse` is one over its squared length, 0 for a dot.
+// A stroke of the pen; `inverse` is 1 / squared length, 0 for a dot.
 struct Stroke {
   Point from, along;
   float inverse;
@@ -35,7 +35,7 @@ Stroke stroke_between(Point from, Point to) {
   return {from, along, squared > 0 ? 1 / squared : 0.0f};
 }
 
-// Strokes of a figure, and room for one more.
+// Strokes of a figure, and one more.
 using Strokes = std::array<Stroke, corners>;
 
 Strokes strokes_of(const Figure& figure, const Stroke& last) {
@@ -57,7 +57,7 @@ float distance(Point p, const Strokes& strokes) {
   return std::sqrt(nearest);
 }
 
-// A coarse picture of a figure: how near each of 12 x 12 points is to it.
+// A coarse picture of a figure: the nearness of 12 x 12 points to it.
 constexpr std::size_t coarse = 12;
 using Sketch = std::array<float, coarse * coarse>;
 
@@ -79,7 +79,7 @@ float difference(const Sketch& a, const Sketch& b) {
   return sum;
 }
 
-// Corners on a 4 x 4 grid, no two in a row alike.
+// Corners on a 4 x 4 grid; successive corners differ.
 Figure draw_figure(SplitMix& random) {
   Figure figure{};
   std::uint64_t before = 16;
@@ -113,10 +113,10 @@ std::array<Figure, synthetic_classes> draw_figures() {
   return figures;
 }
 
-// What varies from image to image.
+// Everything that varies from image to image.
 struct Style {
-  Strokes strokes;  // in the image's square [0, 1] x [0, 1]; the last one belongs to no figure
-  float pen;        // half the width of a stroke
+  Strokes strokes;                                     // in [0, 1] x [0, 1]; the last one is the stray stroke
+  float pen;                                           // half the width of a stroke
   std::array<float, 4> ground, slope_x, slope_y, ink;  // by channel, 0 .. 255
   float noise;
 };
@@ -136,7 +136,7 @@ Style draw_style(SplitMix& random, const Figure& figure, std::int64_t channels) 
   style.strokes = strokes_of(bent_figure, stroke_between(stray, stray_end));
   style.pen = random.uniform(0.025f, 0.055f);
   style.noise = random.uniform(4, 20);
-  // Ink is lighter than the ground or darker, the same way in every channel.
+  // Ink is lighter than the ground in every channel, or darker in every channel.
   const bool is_light = random.below(2) == 0;
   for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
     style.ground[c] = is_light ? random.uniform(10, 110) : random.uniform(145, 245);
@@ -158,7 +158,7 @@ void draw(const Style& style, std::int64_t size, std::int64_t channels, SplitMix
   for (std::int64_t y = 0; y < size; ++y)
     for (std::int64_t x = 0; x < size; ++x) {
       const Point p{(static_cast<float>(x) + 0.5f) * pixel, (static_cast<float>(y) + 0.5f) * pixel};
-      // One pixel wide border between ink and ground, so that lines are smooth.
+      // A border of one pixel between ink and ground makes lines smooth.
       const float coverage = std::clamp((style.pen - distance(p, style.strokes)) / pixel + 0.5f, 0.0f, 1.0f);
       for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
         const float ground = style.ground[c] + style.slope_x[c] * (p.x - 0.5f) + style.slope_y[c] * (p.y - 0.5f);
@@ -169,13 +169,13 @@ void draw(const Style& style, std::int64_t size, std::int64_t channels, SplitMix
 }
 
 // ---- A grammar without recursion: a paragraph fixes its people, place, thing and weather; sentences are patterns
-// whose marks are filled in from it or from word lists.
+// whose marks are filled from it or from word lists.
 //
 //   $A $B   the two people          $p $q   his/her of A, of B       $s $o   he/she of A, of B
 //   $T      the thing               $L      where the thing is       $P      the place
 //   $W      the weather             $J      adjective                $M      manner
 //   $V      verb with an object     $I      verb without             $N      number      $X      time of day
-// A sentence that would begin with a small letter is given a capital.
+// Every sentence gets a capital first letter.
 
 using Words = std::span<const std::string_view>;
 template <std::size_t n>
@@ -206,7 +206,7 @@ constexpr List<9> numbers{"two", "three", "four", "five", "six", "seven", "eight
 constexpr List<8> times{"in the morning", "at noon",        "before dark", "after supper",
                         "at dawn",        "in the evening", "on Sunday",   "that night"};
 
-// The most likely pattern first: lower places are chosen more often.
+// The most likely pattern comes first: pick_skewed prefers lower places.
 constexpr List<22> sentences{
     "$A $V the $T $M.",
     "$A and $B met at $P $X.",
