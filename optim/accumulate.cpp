@@ -31,7 +31,7 @@ void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
       block.add(sizeof(double), [](const kernels::StepNumbers&, const kernels::StepNumbers& now, std::byte* to) {
         std::memcpy(to, &now.loss_scale, sizeof now.loss_scale);
       });
-  Shape same = seed.shape();  // strides that repeat the one value
+  Shape same = seed.shape();  // becomes strides that repeat the one value
   for (int axis = 0; axis < same.rank(); ++axis) same[axis] = 0;
   launch(seed.device(), [&](const Addresses& at) {
     kernels::copy_kernels(seed.device())
@@ -39,7 +39,7 @@ void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
   });
 }
 
-// Undefined, meaning 1, without a scale. A scale that falls to 1 has a seed like any other, because all steps of a run
+// Undefined, which means 1, without a scale. A scale that falls to 1 still gets a seed, because all steps of a run must
 // request the same bytes.
 Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
   if (!scale) return Tensor();
@@ -99,7 +99,7 @@ std::size_t chunks_of(const Pipeline& stage) {
   return count;
 }
 
-/// The stage's passes. A result sent to the next chunk is held here without its bytes.
+/// Runs the stage's passes. Holds results sent to the next chunk without their bytes.
 void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> prepare,
                 FunctionRef<Tensor(const StagePass&, Tape&)> forward,
                 FunctionRef<void(const StagePass&, Tape&, Tensor)> backward) {
@@ -107,7 +107,7 @@ void run_passes(Pipeline& stage, FunctionRef<void(Tape&, std::size_t chunk)> pre
     SpareTape tape;
     Tensor result;
   };
-  std::vector<std::deque<UnderWay>> under_way(chunks_of(stage));  // of each chunk, returning in order
+  std::vector<std::deque<UnderWay>> under_way(chunks_of(stage));  // per chunk, in the order of their backwards
   for (const StagePass& pass : stage.passes()) {
     stage.begin_pass(pass);
     std::deque<UnderWay>& of_chunk = under_way[pass.chunk];
@@ -154,13 +154,13 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     return sum;
   };
   Tensor total;
-  std::vector<Tensor> losses;  // of this rank among several
+  std::vector<Tensor> losses;  // this rank's, if there are several ranks
   // Each chunk of a stage records separately, with its own plan and graph.
   const std::size_t chunks = recording.stage != nullptr ? chunks_of(*recording.stage) : 1;
   std::shared_ptr<const TapePlan> plan = recording.plan;
   const auto is_other = [&](const MicroBatch& part) { return part.samples != parts.front().samples; };
   if (plan && std::any_of(parts.begin(), parts.end(), is_other)) {
-    auto of_any_size = std::make_shared<TapePlan>(*plan);  // made for the sizes of one of them
+    auto of_any_size = std::make_shared<TapePlan>(*plan);  // the plan was made for one micro-batch's sizes
     of_any_size->sizes.clear();
     plan = std::move(of_any_size);
   }

@@ -13,16 +13,16 @@ struct AdafactorOptions {
   double beta1 = 0;                 ///< > 0 adds a first moment of the update, 4 bytes per element
   double decay = 0.8;               ///< beta2 of step t is 1 - t^-decay (section 7.2)
   double epsilon1 = 1e-30;          ///< added to squares
-  double epsilon2 = 1e-3;           ///< the least size of a parameter
-  double clip = 1;                  ///< updates of a larger rms are scaled down to it (section 6)
+  double epsilon2 = 1e-3;           ///< lower bound of a parameter's rms
+  double clip = 1;                  ///< largest rms of an update (section 6)
   double weight_decay = 0;          ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;    ///< tensors of lower rank are not decayed
   std::shared_ptr<Tier> tier = nullptr;
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
 };
 
-/// A mean of squares above 3.4e38 is taken as that. Beside it the updates of its row and column are small until it has
-/// decayed.
+/// Means of squares are limited to 3.4e38. A mean at the limit keeps the updates of its row and column small until it
+/// decays.
 ///
 /// State: for a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
 /// for each row and column; otherwise 4 per element. Plus the extra of `narrow`. A parameter's rms is over the updated
@@ -44,7 +44,7 @@ class Adafactor final : public Optimizer {
   kernels::AdafactorArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdafactorOptions options_;
-  std::vector<kernels::AdafactorArgs> list_;  // of the current update; it has room for all
+  std::vector<kernels::AdafactorArgs> list_;  // the current update's; reserved for all parameters
 };
 
 }  // namespace thimble::optim

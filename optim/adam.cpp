@@ -61,8 +61,8 @@ void Adam::update(std::span<const std::size_t> indices) {
 
 namespace {
 
-// Most elements of the rows updated at once, and the divisor of the number of rows: random bits for stochastic rounding
-// are drawn for 8 elements.
+// Limit of elements updated at once, and the multiple of their rows: stochastic rounding draws random bits for 8
+// elements.
 constexpr std::int64_t most_elements = 1 << 20, row_multiple = 8;
 
 std::int64_t blocks_of(const Tensor& p) { return p.rank() >= 2 ? p.shape()[0] : 1; }

@@ -19,10 +19,9 @@ struct AdamOptions {
 };
 
 /// Arithmetic is in f32, where a square above 3.4e38 is infinite: one gradient above 1.8e19 (with `gradient_factor`)
-/// makes the second moment of its element infinite for good. From then on that element only decays, every other one
-/// goes on, and the next checkpoint is refused with NotFiniteError naming the moment. Moments in u8 share a scale, so
-/// the 256 elements of its block become NaN in the next step. Clipping (optim/clip.h) takes squares in f64 and prevents
-/// it.
+/// makes its element's second moment infinite for good. From then on that element only decays, all others go on, and
+/// the next checkpoint is refused with NotFiniteError that names the moment. Moments in u8 share a scale, so the 256
+/// elements of the block become NaN in the next step. Clipping (optim/clip.h) squares in f64 and prevents this.
 ///
 /// State, in bytes per parameter element: moments in f32 8, in bf16 4, in u8 2 + 8 / 256, plus the extra of `narrow`.
 class Adam final : public Optimizer {
@@ -40,7 +39,7 @@ class Adam final : public Optimizer {
   kernels::AdamArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdamOptions options_;
-  std::vector<kernels::AdamArgs> list_;  // of the current update; it has room for all
+  std::vector<kernels::AdamArgs> list_;  // the current update's; reserved for all parameters
 };
 
 // ---- Adam-mini (Zhang et al. 2024, arXiv:2406.16793, algorithm 1): Adam with one second moment for each block of a
@@ -57,10 +56,10 @@ struct AdamMiniOptions {
 };
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) mean of g^2 over the block;  p -= rate / c1 * m / (sqrt(v / c2) +
-/// epsilon), c = 1 - b^step. A block is a row of a tensor of rank 2 and more (of one output, or of one token of an
-/// embedding); else the whole tensor. The paper joins the rows of a head of queries and keys; here each is separate,
-/// which costs 4 bytes a row. State: 4 bytes per element and 4 per block, plus the extra of `narrow`. An update takes
-/// at most 16 MiB of temporary bytes, or 16 bytes per element of 8 rows if these are more.
+/// epsilon), c = 1 - b^step. A block is a row of a tensor of rank 2 and more (one output, or one token of an
+/// embedding), else the whole tensor. The paper joins the rows of a head of queries and keys; here each row is a block,
+/// which costs 4 bytes per row. State: 4 bytes per element and 4 per block, plus the extra of `narrow`. An update takes
+/// at most 16 MiB of temporary bytes, or 16 bytes per element of 8 rows if that is more.
 class AdamMini final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, DTypeError for f64 parameters and as make_extra does. State:

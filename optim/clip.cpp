@@ -12,15 +12,15 @@ namespace thimble::optim {
 
 namespace {
 
-// Null without a gradient to clip.
+// The parameter's gradient; null if there is none to clip.
 const Tensor* gradient_of(const Named& parameter) {
   check_gradient("clip_grad_norm", parameter);
   const Tensor& gradient = parameter.tensor.grad();
   return gradient.defined() && gradient.elements() > 0 ? &gradient : nullptr;
 }
 
-/// run(args) for every gradient, as many at a time as a launch takes; make(gradient) gives the arguments of one. Does
-/// not allocate on the heap.
+/// Calls run(args) for all gradients in the largest lists that a launch takes; make(gradient) gives a gradient's
+/// arguments. Does not allocate on the heap.
 template <class Args, class Make, class Run>
 void for_each_list(const std::vector<Named>& parameters, const Make& make, const Run& run) {
   std::array<Args, kernels::most_listed> list;

@@ -7,12 +7,12 @@
 
 namespace thimble::optim {
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), with the norm of all of them as one vector. Returns the
-/// sums of squares per gradient (f64, on the device): reading them is the caller's choice, the scaling does not wait.
-/// Throws ValueError when max_norm is not positive, or a parameter is listed twice.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), with the norm of all gradients as one vector. Returns the
+/// sums of squares per gradient (f64, on the device) without waiting for the device. Throws ValueError if max_norm is
+/// not positive, or a parameter is listed twice.
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 
-/// Only the scaling, from the sums of squares of all gradients, including other ranks'.
+/// Scales gradients given the sums of squares of all gradients, including other ranks'.
 void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm);
 
 /// The sums of squares of all existing gradients, one f64 each, on the device; undefined without gradients.

@@ -14,9 +14,9 @@ namespace thimble::optim {
 struct GradScalerOptions {
   double scale = 65536;    ///< initial scale
   bool is_dynamic = true;  ///< false keeps the scale, examines no gradient, and skips no step
-  double growth = 2;       ///< of the scale after `interval` good steps in a row ...
+  double growth = 2;       ///< factor of the scale after `interval` good steps in a row
   std::int64_t interval = 2000;
-  double backoff = 0.5;  ///< ... and after a step whose gradients are not all finite, which is skipped
+  double backoff = 0.5;  ///< factor of the scale after a step with gradients that are not finite, which is skipped
   double most = 0x1p24;  ///< bounds of the scale
   double least = 1;
 };
@@ -24,12 +24,12 @@ struct GradScalerOptions {
 /// A scaler's state in a checkpoint.
 struct GradScalerState {
   double scale = 0;
-  std::int64_t good_steps = 0;     ///< in a row, since the last change of the scale
-  std::int64_t skipped_steps = 0;  ///< in all
+  std::int64_t good_steps = 0;     ///< consecutive, since the last change of the scale
+  std::int64_t skipped_steps = 0;  ///< in total
   friend bool operator==(const GradScalerState&, const GradScalerState&) = default;
 };
 
-/// Scales losses and decides whether to skip steps. nn::training_step does the following; a hand-written loop does
+/// Scales losses and decides whether to skip steps. nn::training_step does the following, as must a hand-written loop:
 ///
 ///   tape.backward(loss, full({}, scaler.scale()));
 ///   const GradScaler::Verdict verdict = scaler.judge(parameters, clip_norm);
@@ -55,9 +55,9 @@ class GradScaler {
   bool is_dynamic() const noexcept { return options_.is_dynamic; }
   const Options& options() const noexcept { return options_; }
 
-  /// Examines the scaled gradients in one pass that writes nothing: the sum of squares in f64 is the norm, and finite
-  /// only when they are (squares of f64 gradients beyond 1e154 count as infinite). `clip_norm` > 0: the factor clips by
-  /// the global norm of the unscaled gradients, as clip_grad_norm does. A static scale without clipping examines
+  /// Examines the scaled gradients in one pass that writes nothing: their sum of squares in f64 gives the norm, and is
+  /// finite only if they are (f64 gradients beyond 1e154 count as infinite). If `clip_norm` > 0, the factor also clips
+  /// by the global norm of the unscaled gradients, as clip_grad_norm does. A static scale without clipping examines
   /// nothing. Workspace: 8 bytes per parameter tensor. Changes no state.
   Verdict judge(const std::vector<Named>& parameters, double clip_norm = 0) const;
   /// Whether judge examines gradients.

@@ -44,7 +44,7 @@ Moment make_moment(const Named& parameter, const MomentFormat& format, bool is_s
     const DType full = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
     return {zeros(p.shape(), is_full ? full : format.dtype, p.device(), Category::optimizer), Tensor()};
   }
-  const double zero = is_signed ? 127 : 0;  // its code
+  const double zero = is_signed ? 127 : 0;  // the code of 0
   return {full(p.shape(), zero, DType::u8, p.device(), Category::optimizer),
           zeros({block_count(p.elements())}, DType::f32, p.device(), Category::optimizer)};
 }
@@ -60,7 +60,7 @@ const char* to_string(NarrowUpdate update) noexcept {
   return names[static_cast<int>(update)];
 }
 
-// FNV-1a of a name and a purpose. Differs from the paths' hashes, which dropout and initial values use.
+// FNV-1a of name and purpose, unlike the hashes of paths that dropout and initial values use.
 RandomSite random_site(const Named& parameter, std::string_view purpose, std::uint64_t step) {
   std::uint32_t hash = 2166136261u;
   const auto add = [&](std::string_view text) {

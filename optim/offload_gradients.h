@@ -2,10 +2,10 @@
 // Gradients that wait in a tier (memory/offload/tier.h) between backward and the update of their parameter.
 //
 // Policy
-// - A gradient is sent when backward has completed it; it is written while backward goes on, and its bytes are free
-//   when the next one is sent. Updates fetch them one by one, reading the next meanwhile.
-// - Its sum of squares is taken before it is sent, so that clipping by the global norm needs no second pass: the bits
-//   equal clip_grad_norm()'s.
+// - A gradient is sent as soon as backward completes it, and written while backward goes on; its bytes are freed when
+//   the next one is sent. Updates fetch gradients one by one and read one ahead.
+// - Its sum of squares is taken before it is sent, so that clipping by the global norm needs no second pass and has the
+//   bits of clip_grad_norm().
 
 #include <cstdint>
 #include <memory>
@@ -23,7 +23,7 @@ class OffloadedGradients {
   /// twice; OutOfMemory.
   OffloadedGradients(const std::vector<Named>& parameters, std::shared_ptr<Tier> tier, double clip_norm);
 
-  /// Sends the leaf's gradient to the tier. One of no parameter, or without elements, stays. Throws FileError,
+  /// Sends the leaf's gradient to the tier, unless the leaf is no parameter or the gradient is empty. Throws FileError,
   /// DeviceError.
   void take(const std::shared_ptr<Leaf>& leaf);
   /// Begins to read the gradient of a parameter. Throws OutOfMemory, FileError.
@@ -39,7 +39,7 @@ class OffloadedGradients {
   double clip_norm_;
   std::vector<std::pair<const Leaf*, std::size_t>> by_leaf_;
   std::vector<memory::Offloaded> away_;  // per parameter
-  std::size_t writing_;                  // the parameter whose gradient was sent last; size() if none
+  std::size_t writing_;                  // index of the gradient sent last; size() before the first
   Tensor square_sums_;                   // f64 (parameters); undefined without clipping
 };
 

@@ -78,7 +78,7 @@ void check_members(const std::vector<Named>& parameters) {
     const Leaf* const leaf = p.tensor.leaf().get();
     for (const std::shared_ptr<Tensor* const>& member : leaf->members) {
       const Tensor* const now = *member;
-      if (now == nullptr || now->leaf().get() == leaf) continue;  // its module has gone, or holds it
+      if (now == nullptr || now->leaf().get() == leaf) continue;  // its module is gone or still holds it
       throw AutogradError("optimizer: the module's " + p.name + " is " +
                           (now->defined() ? describe(*now) : "undefined") +
                           " and no longer the tensor that is trained, " + describe(p.tensor) +
@@ -101,7 +101,7 @@ void Optimizer::step() {
   end_step();
 }
 
-/// With all parameters here: a launch may have many.
+/// With resident parameters and state: a launch may update many.
 void Optimizer::step_all() {
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -307,7 +307,7 @@ void Optimizer::set_arguments(kernels::ElementArgs& args, std::size_t index, dou
   args.n = parameters_[index].tensor.elements();
   const auto set = [&](kernels::MomentArgs& moment, std::string_view kind) {
     const State* const values = find(index, kind);
-    if (values == nullptr) return;  // a rule without it
+    if (values == nullptr) return;  // the rule lacks this moment
     args.state_dtype = values->here.dtype();
     moment.values = at(values->here);
     if (args.state_dtype == DType::u8) moment.scales = at.as<float>(values[1].here);  // add_moment puts them there
@@ -382,7 +382,7 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
     self.fetch(i);
     for (const State& s : states_[i]) list.push_back(named(i, s));
     const auto put_back = [&] {
-      list.clear();  // the last handles
+      list.clear();  // drops the last handles
       if (was_away) self.put_away(i);
     };
     try {
@@ -397,7 +397,7 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
   self.complete_writes();
 }
 
-// A tensor that the tier refuses is still here.
+// A tensor that the tier refuses stays resident.
 void Optimizer::put_away(std::size_t index) {
   if (!tier_) return;
   complete_writes();

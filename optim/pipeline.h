@@ -13,7 +13,7 @@
 
 namespace thimble::optim {
 
-/// A micro-batch through a chunk of a stage, one way.
+/// A micro-batch's pass through a chunk of a stage, forwards or backwards.
 struct StagePass {
   bool is_forward = true;
   std::int64_t micro_batch = 0;
@@ -25,24 +25,24 @@ struct StagePass {
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
-  /// Throws PlanError where a gradient exists already.
+  /// Throws PlanError if a gradient exists already.
   virtual void begin_step() = 0;
-  /// In the order of the step, each micro-batch of this rank once each way through each chunk.
+  /// Passes in the order of the step: each micro-batch of this rank once forwards and once backwards per chunk.
   virtual std::span<const StagePass> passes() const noexcept = 0;
-  /// Before each pass, which is then the current one.
+  /// Makes `pass` the current one.
   virtual void begin_pass(const StagePass& pass) = 0;
   /// Sends the current forward's result to the next chunk. Not for the model's last one.
   virtual void send_result(const Tensor& result) = 0;
   /// The initial gradient of the current backward, from the next chunk. Not for the model's last one.
   virtual Tensor receive_gradient() = 0;
-  /// Takes a leaf's complete gradient of the current backward; returns whether it goes to another stage, and not to the
-  /// optimizer here.
+  /// Takes a leaf's complete gradient of the current backward; returns true if it goes to another stage instead of this
+  /// stage's optimizer.
   virtual bool take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
   /// After the last pass: waits until all sent messages have arrived.
   virtual void end_passes() = 0;
-  /// When gradients here are sums over all micro-batches: adds the two stages' gradients of a shared parameter.
+  /// Once gradients are summed over all micro-batches: adds the two stages' gradients of a shared parameter.
   virtual void complete_gradients() = 0;
-  /// The loss of a step, on every stage, given by the last one.
+  /// Returns the last stage's loss on every stage.
   virtual Tensor share_loss(const Tensor& loss) = 0;
   /// The sum of all stages' sums of squares, one element, added in the order of the model's parameters.
   virtual Tensor sum_squares(const Tensor& own) = 0;

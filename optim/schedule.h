@@ -6,7 +6,6 @@
 
 namespace thimble::optim {
 
-/// rate, always.
 double constant_rate(double rate, std::int64_t step);
 
 /// rate x factor^(step / every): steps down by `factor` every `every` steps. Throws ValueError when every < 1.
@@ -24,9 +23,9 @@ double one_cycle_rate(double rate, std::int64_t step, std::int64_t total, double
                       double end_factor = 1e4);
 
 struct PlateauOptions {
-  double factor = 0.1;         ///< by which the rate falls, > 0 and < 1
-  std::int64_t patience = 10;  ///< evaluations in a row that may bring no new least loss
-  double threshold = 1e-4;     ///< a new least loss is below the one before by more than this share of it
+  double factor = 0.1;         ///< multiplies the rate at each fall; > 0 and < 1
+  std::int64_t patience = 10;  ///< consecutive evaluations allowed without a new least loss
+  double threshold = 1e-4;     ///< relative improvement that a new least loss must exceed
   double least_factor = 0;     ///< the product of all falls stays at or above it
 };
 
@@ -41,7 +40,7 @@ class Plateau {
   };
   /// Throws ValueError for options out of range.
   explicit Plateau(const PlateauOptions& options);
-  /// The loss of an evaluation; one that is not a number brings no new least loss.
+  /// Adds an evaluation's loss; NaN is no new least loss.
   void add(double loss) noexcept;
   const State& state() const noexcept { return state_; }
   /// Throws ValueError unless worse >= 0, 0 <= factor <= 1 and the loss is a number.

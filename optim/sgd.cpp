@@ -5,7 +5,7 @@
 namespace thimble::optim {
 namespace {
 
-// Without state to offload, updates need not be one by one.
+// Without state there is nothing to offload, so updates need not be one by one.
 bool has_state(const SgdOptions& options) { return options.momentum > 0 || options.narrow != NarrowUpdate::rounded; }
 
 }  // namespace

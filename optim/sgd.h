@@ -1,6 +1,5 @@
 #pragma once
-// Stochastic gradient descent with momentum (Polyak 1964; Sutskever et al. 2013 for Nesterov's form, as PyTorch has
-// it).
+// Stochastic gradient descent with momentum (Polyak 1964; Nesterov's form as in Sutskever et al. 2013 and PyTorch).
 
 #include <thimble/optim/optimizer.h>
 
@@ -33,7 +32,7 @@ class Sgd final : public Optimizer {
   kernels::SgdArgs arguments(std::size_t index, const Addresses& at) const;
 
   SgdOptions options_;
-  std::vector<kernels::SgdArgs> list_;  // of the current update; it has room for all
+  std::vector<kernels::SgdArgs> list_;  // the current update's; reserved for all parameters
 };
 
 }  // namespace thimble::optim

@@ -1,11 +1,11 @@
 #pragma once
-// Optimizers of matrices. A matrix moves along a direction computed from its whole gradient; everything else (vectors,
-// and named matrices: embeddings, a head) is updated by AdamW (optim/adam.h) at the same rate.
+// Optimizers of matrices. A matrix moves along a direction computed from its whole gradient; AdamW (optim/adam.h)
+// updates everything else (vectors, and named matrices such as embeddings or a head) at the same rate.
 //
 // - A parameter of rank 2 and more is a matrix of its first axis by all others.
-// - A direction is computed by the library's operators in f32: temporary bytes during one matrix's update, at most 5
-//   times its elements in f32. A dry run allocates the same, so they are predicted. Without room for them step() throws
-//   OutOfMemory before that matrix is written; earlier ones are updated.
+// - A direction is computed by the library's operators in f32. One matrix's update takes temporary bytes of at most 5
+//   times its elements in f32, which a dry run predicts. Without room for them step() throws OutOfMemory before it
+//   writes that matrix; earlier ones are updated.
 
 #include <thimble/optim/optimizer.h>
 
@@ -13,7 +13,7 @@ namespace thimble::optim {
 
 struct MatrixOptions {
   double rate = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;  ///< of AdamW
+  double beta1 = 0.9, beta2 = 0.999;  ///< AdamW's
   double epsilon = 1e-8;
   double weight_decay = 0;        ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;  ///< tensors of lower rank are not decayed
@@ -38,8 +38,8 @@ class MatrixOptimizer : public Optimizer {
   void make_all_state();
 
   virtual void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) = 0;
-  /// The direction of a matrix, of the gradient's shape: p moves by -rate times it. `gradient` is (rows, columns), f32,
-  /// with the gradient's factor in it. May write the parameter's state.
+  /// The direction of a matrix, of the gradient's shape: p moves by -rate direction. `gradient` is (rows, columns),
+  /// f32, already multiplied by the gradient's factor. May write the parameter's state.
   virtual Tensor direction(std::size_t index, const Tensor& gradient) = 0;
 
   const MatrixOptions& options() const noexcept { return options_; }
@@ -52,7 +52,7 @@ class MatrixOptimizer : public Optimizer {
 
   MatrixOptions options_;
   std::vector<bool> is_matrix_;          // by parameter
-  std::vector<kernels::AdamArgs> list_;  // of the current update; it has room for all
+  std::vector<kernels::AdamArgs> list_;  // the current update's; reserved for all parameters
 };
 
 /// Adam's direction for a gradient in a smaller space: advances both moments, of the gradient's shape, in update

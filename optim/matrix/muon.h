@@ -10,12 +10,12 @@ struct MuonOptions {
   MatrixOptions matrix = {};
   double momentum = 0.95;
   bool nesterov = true;
-  int iterations = 5;  ///< of Newton and Schulz
+  int iterations = 5;  ///< Newton-Schulz iterations
 };
 
 /// m = momentum m + g;  p -= rate 0.2 sqrt(max(rows, columns)) orthogonalized(g + momentum m, or m). The scale gives an
-/// update the size of AdamW's, so both take the same rate. State of a matrix: `<parameter>.momentum`, 4 bytes per
-/// element; of other parameters 8. Plus the extra of `narrow`.
+/// update the size of AdamW's, so both take the same rate. State: `<parameter>.momentum` of a matrix, 4 bytes per
+/// element; 8 bytes per element of other parameters; plus the extra of `narrow`.
 class Muon final : public MatrixOptimizer {
  public:
   /// Throws ValueError and DTypeError as MatrixOptimizer does.

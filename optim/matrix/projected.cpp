@@ -44,14 +44,14 @@ Tensor ApolloMini::projection(std::size_t index, std::int64_t step) const {
 Tensor ApolloMini::direction(std::size_t index, const Tensor& gradient) {
   const std::int64_t rows = gradient.shape()[0], columns = gradient.shape()[1], longer = std::max(rows, columns);
   const Tensor p = projection(index, step_count());
-  // (1, rows) (rows, columns), or (rows, columns) (columns, 1).
+  // (1, rows) x (rows, columns), or (rows, columns) x (columns, 1).
   const Tensor seen = rows <= columns ? matmul(p, gradient) : matmul(gradient, p, false, true);
   const Tensor r = view::reshape(seen, {longer});
   const Tensor u =
       adam_direction(state_of(index, "first_moment"), state_of(index, "second_moment"), r, options(), step_count());
   const Tensor along = gradient * (norm(u) / (norm(r) + 1e-8) * scale_);
   const Tensor before = state_of(index, "norm"), now = view::reshape(norm(along), {1});
-  // The first update has no earlier norm.
+  // The first update has no previous norm.
   const Tensor allowed = where(equal(before, zeros({1}, DType::f32, before.device())), now, before * growth_);
   const Tensor shortened = minimum(now, allowed);
   copy_into(before, shortened);
@@ -60,7 +60,7 @@ Tensor ApolloMini::direction(std::size_t index, const Tensor& gradient) {
 
 namespace {
 
-// Makes columns orthonormal in place, from the first to the last (Gram and Schmidt, each twice: "twice is enough"). A
+// Makes columns orthonormal in place, from the first to the last, by Gram-Schmidt applied twice ("twice is enough"). A
 // column that the others span up to rounding becomes 0.
 void orthonormalize(const Tensor& columns) {
   const std::int64_t n = columns.shape()[0], count = columns.shape()[1];

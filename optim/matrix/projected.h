@@ -8,12 +8,12 @@ namespace thimble::optim {
 
 struct ApolloOptions {
   MatrixOptions matrix = {};
-  double scale = 11.313708498984761;  ///< sqrt(128): of every update
-  std::int64_t period = 200;          ///< updates between two projections
+  double scale = 11.313708498984761;  ///< of every update: sqrt(128)
+  std::int64_t period = 200;          ///< updates between projections
   double growth = 1.01;               ///< largest ratio of an update's norm to the previous one
 };
 
-/// With P, normal numbers of variance 1 for the shorter axis, drawn again every `period` updates: r = P g, of the
+/// P has standard normal numbers for the shorter axis, drawn anew every `period` updates. r = P g has the size of the
 /// longer axis; u = Adam's direction of r; d = scale |u| / |r| g, shortened to at most growth times the previous norm;
 /// p -= rate d. State of a matrix: 8 bytes for each row or column of the longer axis, and 4; of other parameters 8 per
 /// element. Plus the extra of `narrow`.
@@ -44,12 +44,12 @@ class ApolloMini final : public MatrixOptimizer {
 struct GaloreOptions {
   MatrixOptions matrix = {};
   std::int64_t rank = 128;    ///< number of directions; at most the matrix's shorter axis
-  std::int64_t period = 200;  ///< updates between two choices of directions
+  std::int64_t period = 200;  ///< updates between choices of directions
   double scale = 0.25;        ///< of updates
 };
 
-/// With P (shorter, rank), the leading singular vectors of the gradient's shorter axis, chosen again every `period`
-/// updates: r = P^T g, or g P; u = Adam's direction of r; p -= rate scale P u, or u P^T. The moments stay unchanged
+/// P (shorter, rank) has the leading singular vectors of the gradient's shorter axis, chosen anew every `period`
+/// updates. r = P^T g, or g P; u = Adam's direction of r; p -= rate scale P u, or u P^T. The moments stay unchanged
 /// when P changes. State of a matrix: 4 (2 longer rank + shorter rank) bytes; of other parameters 8 per element. Plus
 /// the extra of `narrow`.
 class Galore final : public MatrixOptimizer {
@@ -69,10 +69,10 @@ class Galore final : public MatrixOptimizer {
   double scale_;
 };
 
-/// The `rank` leading left singular vectors of x (n, m) as columns (n, rank), largest first: `begin` (n, rank), any
-/// numbers, is multiplied by x x^T and made orthonormal `iterations` times (Halko et al. 2011, arXiv:0909.4061,
-/// algorithm 4.4). Uses the library's operators, on x's device, without waiting for it. Vectors of close singular
-/// values are mixed; if x has fewer than `rank` of them, the rest are zeros.
+/// The `rank` leading left singular vectors of x (n, m) as columns (n, rank), largest first. Starts from any `begin`
+/// (n, rank), multiplies by x x^T and makes the columns orthonormal, `iterations` times (Halko et al. 2011,
+/// arXiv:0909.4061, algorithm 4.4). Runs on x's device without waiting for it. Vectors of close singular values are
+/// mixed; if x has fewer than `rank` of them, the rest are zeros.
 Tensor leading_vectors(const Tensor& x, const Tensor& begin, int iterations = 4);
 
 }  // namespace thimble::optim
