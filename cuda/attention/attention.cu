@@ -1,5 +1,5 @@
-// Attention on CUDA devices, forward, and the table of the family. A team takes a tile of queries of one head and walks
-// over the keys in tiles, with a running largest score and sum of each query (Dao et al. 2022): the matrix of
+// Attention on CUDA devices, forward, and the table of the family. A team takes a tile of queries of one head, walks
+// over the keys in tiles, and keeps each query's largest score and sum so far (Dao et al. 2022): the matrix of
 // probabilities is never in memory. The order of every sum depends only on the number of keys and the width.
 
 #include <thimble/cuda/attention/attention.h>
@@ -21,7 +21,7 @@ struct Forward {
   int tile;
   std::int64_t query_tiles;
 
-  /// q, k, v and out (tile, width); scores (tile, tile), whose rows lie one more apart; largest, sum and correction
+  /// q, k, v and out (tile, width); scores (tile, tile), with rows padded by one element; largest, sum and correction
   /// (tile).
   std::size_t shared_bytes() const {
     const auto rows = static_cast<std::size_t>(tile);
@@ -87,10 +87,10 @@ struct Forward {
     }
   }
 
-  // Only a mask may: scores that are themselves -infinity give NaN.
+  // Only a mask hides all keys of a query; scores that are -infinity give NaN.
   THIMBLE_DEVICE bool hides_all(T sum) const { return p.has_mask && sum == T(0); }
 
-  // A row of scores becomes e^(score - largest so far); earlier sums are corrected for a new largest.
+  // Turns a row of scores into e^(score - largest so far), and corrects earlier sums for a new largest score.
   THIMBLE_DEVICE void update_row(Shared<T> row, Shared<T> largest, Shared<T> total, Shared<T> correction) const {
     const T before = *largest;
     T top = before;
@@ -133,10 +133,10 @@ const AttentionKernels* const attention_cuda = &cuda_kernels::attention_cuda_det
 
 namespace thimble::cuda_kernels {
 
-// ---- Attention on CUDA devices, backward. Recomputes probabilities from the logarithms of forward's sums. First dq: a
-// team takes a tile of queries and walks over the keys; the result goes to the workspace, because dq may alias q, which
-// the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries of all heads that
-// share them, so every sum has one order. At last dq goes to its place.
+// ---- Attention on CUDA devices, backward. Recomputes probabilities from the logarithms of forward's sums. The first
+// kernel computes dq: a team takes a tile of queries and walks over the keys. dq goes to the workspace, because it may
+// alias q, which the second kernel reads. That kernel computes dk and dv: a team takes a tile of keys and walks over
+// the queries of all heads that share them, so every sum has one order. A third kernel copies dq to its place.
 
 namespace attention_cuda_detail {
 
@@ -263,7 +263,7 @@ struct KeyGradients {
     load_rows(team, p, all.k, b, key_head, s0, p.keys, tile, ks);
     load_rows(team, p, all.v, b, key_head, s0, p.keys, tile, vs);
     for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
-      const std::int64_t at = e / p.width * stride + e % p.width;  // this thread's in every loop of this kind
+      const std::int64_t at = e / p.width * stride + e % p.width;  // every such loop gives it to this thread
       dks[at] = dvs[at] = T(0);
     }
     const KeyRange seeing = kernels::seeing_range(p, b, s0, s0 + tile < p.keys ? s0 + tile : p.keys);

@@ -59,9 +59,9 @@ struct Problem {
         scale(p.scale),
         site_argument(p.has_dropout ? step_argument(p.site) : StepArgument<RandomSite>{p.site, nullptr}) {}
 
-  /// From one row of a tile in shared memory to the next: a column of neighbouring rows lies in different banks.
+  /// Elements between rows of a tile in shared memory; one of padding puts a column's elements into different banks.
   THIMBLE_HD std::int64_t stride() const { return width + 1; }
-  /// The keys that query t sees before the mask; beyond the last query, the last one's.
+  /// Keys visible to query t before the mask; a t beyond the last query counts as the last one.
   THIMBLE_DEVICE KeyRange seen(std::int64_t b, std::int64_t t) const {
     return kernels::seen_range(*this, b, t < queries ? t : queries - 1);
   }
@@ -85,7 +85,7 @@ struct Problem {
   }
 };
 
-/// Rows [begin, end) of one head of an operand into a tile, (tile, width) with the problem's stride; 0 behind `end`.
+/// Loads rows [begin, end) of one head of an operand into a tile (tile, width) with the problem's stride; 0 from `end`.
 template <class T, class Team>
 THIMBLE_DEVICE inline void load_rows(Team& team, const Problem& p, const AttentionOperand& x, std::int64_t b,
                                      std::int64_t h, std::int64_t begin, std::int64_t end, int tile, Shared<T> to) {
@@ -103,7 +103,7 @@ THIMBLE_DEVICE inline T dot_rows(Shared<T> a, Shared<T> b, std::int64_t width) {
   return sum;
 }
 
-/// Element e of q's gradient from the workspace, (B, H, T, D) of `dtype`, to its place, by way of T.
+/// Copies element e of q's gradient from the workspace, (B, H, T, D) of `dtype`, to its place, converted through T.
 template <class T>
 struct PlaceQueryGradient {
   Problem p;
@@ -135,27 +135,27 @@ inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) 
 // ---- Shared by the kernels of attention on tensor cores (after Dao 2023, arXiv:2307.08691): tiles of an operand's
 // rows in shared memory, the mask, dropout of a block of probabilities, stores.
 //
-// A team is four warps, and each has 16 rows of the result (or twice as many) to itself, whose scores it never shares:
-// S = q k^T leaves one product in the fragments that the next one takes its left operand from. So a sum depends only on
-// the walk over the other side's tiles, whose size depends only on the type and the width.
+// A team has four warps. Each owns 16 or 32 rows of the result and never shares their scores: S = q k^T is in the
+// fragments in which the next product takes its left operand. So a sum depends only on the walk over the other side's
+// tiles, whose size depends only on the type and the width.
 //
-// T is bf16, f16, or float for f32 tensors whose products are made in TF32. A row of f32 takes twice the bytes, so
-// tiles have half as many; the number of a kernel's rows in registers depends on bytes, too.
+// T is bf16, f16, or float for f32 tensors with products in TF32. Tiles of f32 have half as many rows, because a row
+// takes twice the bytes; the number of rows that a kernel holds in registers also depends on bytes.
 
 namespace thimble::cuda_kernels::attention_mma_detail {
 
-// ---- The keys that the queries of attention on tensor cores see, and the reverse. A kernel is compiled for its kind
-// of visibility, a type called its Sight:
+// ---- Visible keys of queries, and the reverse, in attention on tensor cores. A kernel is compiled for a kind of
+// visibility, a type called its Sight:
 //
 //   BySizes      lengths, causality and a window: ranges follow from sizes wherever they are used
-//   ByDocuments  and documents: a team searches the ranges of its rows once and keeps them behind the rows
-//   ByMask       and a given mask: added to the scores of the tiles within the ranges
+//   ByDocuments  also documents: a team searches the ranges of its rows once and keeps them behind the rows
+//   ByMask       also a given mask, which is added to the scores of the tiles within the ranges
 //
 // Policy
 // - Both ends of a range ascend from row to row (attention_range.h). So the first and the last row of a tile determine
 //   whether all pairs of two tiles are visible, and whether none is.
 // - A kept range is in words 1 and 2 of the chunk behind its row; word 0 may have another use.
-// - Each lane reads a mask's elements in place, for its scores. A mask of zeros leaves every bit.
+// - Each lane reads the mask's elements for its scores in place. A mask of zeros changes no bit.
 
 using attention_cuda_detail::Problem;
 using kernels::KeyRange;
@@ -170,15 +170,15 @@ struct ByMask {
   static constexpr bool keeps_ranges = true, has_mask = true;
 };
 
-/// Positions in the same document as `own`, of the positions [begin, end) of a sample.
+/// Positions of the range `all` of a sample that are in the document of `own`.
 THIMBLE_DEVICE inline KeyRange of_document(const std::int32_t* numbers, std::int64_t own, KeyRange all) {
-  // They ascend, so nothing is searched behind `own` where `all` ends there, as with causality.
+  // Numbers ascend, so there is no search behind `own` if `all` ends there, as with causality.
   const std::int64_t begin = all.begin, after = begin > own + 1 ? begin : own + 1;
   return {begin + kernels::first_from(numbers + begin, own - begin, numbers[own]),
           after + kernels::first_from(numbers + after, all.end - after, std::int64_t{numbers[own]} + 1)};
 }
 
-/// A query's keys. 32 bits save registers; no sequence is longer.
+/// A query's visible keys. 32 bits suffice for any sequence and save registers.
 struct KeysOfQuery {
   THIMBLE_DEVICE static int begin(const Problem& p, std::int64_t t) {
     const int first = static_cast<int>(p.first_key);
@@ -190,7 +190,7 @@ struct KeysOfQuery {
     const int end = static_cast<int>(t) + static_cast<int>(p.keys - p.queries + (p.is_causal ? 1 : p.window));
     return (p.is_causal || p.window > 0) && end < keys ? end : keys;
   }
-  /// With documents; beyond the last query, the last one's.
+  /// With documents; a t beyond the last query counts as the last one.
   THIMBLE_DEVICE static KeyRange range(const Problem& p, std::int64_t b, std::int64_t t) {
     if (t >= p.queries) t = p.queries - 1;
     const KeyRange all{begin(p, t), end(p, t)};
@@ -208,24 +208,23 @@ struct QueriesOfKey {
     const int t = static_cast<int>(s) + static_cast<int>(p.window - (p.keys - p.queries));
     return p.window > 0 && t < static_cast<int>(p.queries) ? t : static_cast<int>(p.queries);
   }
-  /// With documents; beyond the last key, the queries that see the last one.
+  /// With documents; an s beyond the last key counts as the last one.
   THIMBLE_DEVICE static KeyRange range(const Problem& p, std::int64_t b, std::int64_t s) {
     if (s >= p.keys) s = p.keys - 1;
     const KeyRange all{begin(p, s), end(p, s)};
     if (!p.documents) return all;
-    const std::int64_t more = p.keys - p.queries;  // query t has the number of key t + more
+    const std::int64_t more = p.keys - p.queries;  // query t is at the position of key t + more
     const KeyRange own = of_document(p.documents + b * p.documents_batch, s, {all.begin + more, all.end + more});
     return {own.begin - more, own.end - more};
   }
 };
 
-/// The ranges of a team's rows, each [begin, end) on the other side; Of: KeysOfQuery or QueriesOfKey.
+/// The ranges [begin, end) on the other side of a team's rows; Of is KeysOfQuery or QueriesOfKey.
 template <class Sight, class Of, class T, int W>
 struct Ranges {
   SharedTile<T, W> rows;
 
-  /// Call with all threads before use: computes the ranges of the first `count` rows, the first of which is position
-  /// `first`.
+  /// Computes the ranges of the first `count` rows, from position `first` on. All threads call it before use.
   template <class Team>
   THIMBLE_DEVICE void search(Team& team, const Problem& p, std::int64_t b, std::int64_t first, int count) const {
     if constexpr (Sight::keeps_ranges) {
@@ -239,7 +238,7 @@ struct Ranges {
     }
   }
 
-  /// For row `row`, which is position `place` of its side.
+  /// Start of the range of row `row`, which is at position `place` of its side.
   THIMBLE_DEVICE int begin(const Problem& p, std::int64_t place, int row) const {
     if constexpr (Sight::keeps_ranges) {
       return kept(row, 1);
@@ -255,7 +254,7 @@ struct Ranges {
     }
   }
 
-  /// How many of `most` positions from `other` on are before the row's range, and how many are before its end.
+  /// Number of the `most` positions from `other` on that are before the row's range; and before its end.
   THIMBLE_DEVICE int before(const Problem& p, std::int64_t place, int row, std::int64_t other, int most) const {
     return up_to(most, begin(p, place, row) - static_cast<int>(other));
   }
@@ -270,23 +269,23 @@ struct Ranges {
   }
 };
 
-/// The factors of scores before the mask is added, and in the powers of two of the sums. Late if possible, as without a
-/// mask; a scale that reverses the scores' order, or is so small that a mask in its units might be infinite, comes
-/// early.
+/// Factors of scores: `early` before the mask is added, `late` in the exponents of the powers of two. The scale is late
+/// if possible, as without a mask. A scale that reverses the scores' order, or is so small that a mask in its units
+/// might be infinite, is early.
 struct MaskScale {
   static constexpr float least_late = 1e-6f;
-  float early, late, of_mask;  ///< of_mask: for a mask multiplied by log2(e)
+  float early, late, of_mask;  ///< of_mask multiplies a mask that includes log2(e)
   explicit MaskScale(float scale)
       : early(scale > least_late ? 1.0f : scale),
         late(scale > least_late ? scale : 1.0f),
         of_mask(scale > least_late ? 1.0f / scale : 1.0f) {}
 };
 
-/// In backward, a probability's from its score, with log2(e).
+/// Backward's exponent of a probability, base 2, from its score.
 template <class Sight>
 THIMBLE_DEVICE inline float exponent_of(float score, float scale, const MaskScale& mask_scale, float log_sum) {
   if constexpr (Sight::has_mask) {
-    // Below 1 except for rounding, which for a huge mask is arbitrary.
+    // Below 1 up to rounding errors, which are arbitrary for a huge mask.
     const float exponent = std::fma(score, mask_scale.late, -log_sum);
     return exponent > 1 ? 1.0f : exponent;
   } else {
@@ -294,8 +293,8 @@ THIMBLE_DEVICE inline float exponent_of(float score, float scale, const MaskScal
   }
 }
 
-/// The sum of a score and an element of a mask; M: std::uint8_t when it tells whether the key is visible. A finite one
-/// is at most 1e30, with log2(e), so that sums are finite.
+/// The sum of a score and a mask's element. With M = std::uint8_t the element tells whether the key is visible. Finite
+/// elements are limited to 1e30, including log2(e), so that sums are finite.
 template <class M>
 THIMBLE_DEVICE inline float masked(float score, M element, float of_mask) {
   if constexpr (sizeof(M) == 1) {
@@ -321,15 +320,15 @@ THIMBLE_DEVICE inline void with_mask_type(DType dtype, F&& f) {
   f.template operator()<double>();
 }
 
-/// Scores of 16 queries from t0 on and 8 N keys from s0 on become early scores + the mask; with `is_turned` of 16 keys
-/// and 8 N queries.
+/// Multiplies scores of 16 queries from t0 on and 8 N keys from s0 on by the early scale and adds the mask; with
+/// `is_turned` scores of 16 keys and 8 N queries.
 template <bool is_turned, int N>
 THIMBLE_DEVICE inline void add_mask(const Warp& warp, const Problem& p, const MaskScale& scale, Sums (&scores)[N],
                                     std::int64_t b, std::int64_t h, std::int64_t t0, std::int64_t s0) {
   const kernels::AttentionMask& mask = p.mask;
   const std::int64_t first = b * mask.batch + h * mask.head + t0 * mask.query + s0 * mask.key;
   const std::int64_t of_row = is_turned ? mask.key : mask.query, of_column = is_turned ? mask.query : mask.key;
-  // Reads nothing behind the last query and the last key; scores there are hidden or discarded.
+  // Reads nothing beyond the last query and key, where scores are hidden or discarded.
   const int queries = static_cast<int>(p.queries - t0), keys = static_cast<int>(p.keys - s0);
   const int rows = is_turned ? keys : queries, columns = is_turned ? queries : keys;
   if (scale.early != 1) {
@@ -367,14 +366,14 @@ void attention_mma_backward(const kernels::AttentionGradArgs& args, void* worksp
 
 namespace attention_mma_detail {
 
-/// Shared by the parts of backward. delta (B, H, T) = sum_d out dout.
+/// Arguments of all parts of backward. delta (B, H, T) = sum_d out dout.
 struct GradCall {
   kernels::AttentionGradArgs args;
   Problem problem;
   float* delta;
 };
 
-/// The parts, in separate files, compiled for each Sight: query writes dq, key dk and dv.
+/// The kernels, in separate files, compiled for each Sight: `query` writes dq, `key` writes dk and dv.
 template <class Sight>
 void launch_forward(const kernels::AttentionArgs& args);
 template <class Sight>
@@ -384,7 +383,7 @@ void launch_key_gradients(const GradCall& call);
 
 using kernels::AttentionOperand;
 using kernels::AttentionResult;
-/// Of an f16 or bf16, or of an f32.
+/// The bits of an f16 or bf16, or of an f32.
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
 template <class T>
@@ -403,7 +402,7 @@ void with_element(DType dtype, F&& f) {
   f.template operator()<float>();
 }
 
-/// f.template operator()<T, W>(): also the width of tiles that rows are padded to.
+/// f.template operator()<T, W>(): the type of the elements, and the tiles' width to which rows are padded.
 template <class F>
 void with_tile(DType dtype, std::int64_t width, F&& f) {
   with_element(dtype, [&]<class T>() {
@@ -431,8 +430,8 @@ struct Rows {
   THIMBLE_DEVICE const Bits<T>* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
 };
 
-/// The chunks of a tile's rows that a thread of a team of `size` loads: in rows first_row, first_row + rows_at_once,
-/// ... the chunk `chunk`; none where it is idle.
+/// The chunks that a thread of a team of `size` loads: chunk `chunk` of rows first_row, first_row + rows_at_once, ...;
+/// an idle thread loads none.
 template <int size, int chunks>
 struct ChunkMap {
   static_assert(size >= chunks);
@@ -501,8 +500,7 @@ struct Stages {
   THIMBLE_DEVICE SharedTile<T, W> get(int stage) const { return {first.at(stage * rows, 0)}; }
 };
 
-/// Of a team's 64 rows of two operands, the 16 that a warp of a backward pass has to itself: in registers, or where
-/// they do not fit, in shared memory.
+/// A warp's 16 of a team's 64 rows of two operands in backward: in registers, or in shared memory if they do not fit.
 template <class T, int W, bool in_registers>
 struct OwnRows {
   using Tile = SharedTile<T, W>;
@@ -511,7 +509,7 @@ struct OwnRows {
   int row;
   Left<T> held[2][in_registers ? W / 16 : 1];
 
-  /// Two stages. Data for registers passes through the second one, before it is used, and through the rows behind it.
+  /// Two stages. Data for registers passes through the second stage, before its first use, and the rows behind it.
   static constexpr std::size_t shared_bytes(int stage_rows) {
     const int behind = in_registers ? std::max(stage_rows, 2 * count) : stage_rows + 2 * count;
     return static_cast<std::size_t>(stage_rows + behind) * Tile::row_bytes;
@@ -528,8 +526,8 @@ struct OwnRows {
       held[1][c] = load_left(warp, tiles[1], row, 16 * c);
     }
   }
-  /// Adds the first operand's rows times rows of a stage from j on to `scores`, the second one's times the rows `apart`
-  /// behind these to `gradient`.
+  /// Adds the first operand's rows times a stage's rows from j on to `scores`, and the second operand's rows times the
+  /// stage's rows from j + apart on to `gradient`.
   template <int N>
   THIMBLE_DEVICE void multiply_both(const Warp& warp, const Tile& stage, int j, int apart, Sums (&scores)[N],
                                     Sums (&gradient)[N]) const {
@@ -551,16 +549,16 @@ struct OwnRows {
   }
 };
 
-/// The random words of a block of 16 queries from t0 and 8 keys from s0 on, by elements of D; with `is_turned` D's rows
-/// are 16 keys and its columns 8 queries. s0 is divisible by 4.
+/// Draws the random words of a block of 16 queries from t0 and 8 keys from s0 on, in the layout of D; with `is_turned`
+/// D has 16 keys as rows and 8 queries as columns. s0 is divisible by 4.
 template <bool is_turned>
 THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const RandomSite& site, std::int64_t b,
                                       std::int64_t h, std::int64_t t0, std::int64_t s0, std::uint32_t (&words)[4]) {
   const int lane = warp.lane;
   const std::int64_t base = (h * p.queries + t0) * p.keys + s0;
   const auto sample = static_cast<std::uint32_t>(site.first_sample + b);
-  // A block of four words is four neighbouring keys of a query, where their number is divisible by 4. Then each lane
-  // draws one block, and lanes exchange words; else each draws for one of its elements after the other.
+  // If the number of keys is divisible by 4, a block's four words are four neighbouring keys of a query: each lane
+  // draws one block, and lanes exchange words. Otherwise each lane draws for its elements one after the other.
   const bool shares = p.keys % 4 == 0;
   THIMBLE_ROLLED
   for (int e = 0; e < (shares ? 1 : 4); ++e) {
@@ -614,13 +612,13 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
 template <class T>
 struct ResultRows {
   AttentionResult to;
-  bool has_pairs;  ///< two neighbours can be written at once
+  bool has_pairs;  ///< neighbours can be written in pairs
   explicit ResultRows(const AttentionResult& x)
       : to(x),
         has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(T)) == 0 &&
                   (x.batch | x.row | x.head) % 2 == 0) {}
 
-  /// Rows first .. of one head = factor[half] sums, up to `end` and `width`; the sums' columns begin at `column`.
+  /// Stores factor[half] sums to one head's rows from `first` and columns from `column` on, up to `end` and `width`.
   template <int N>
   THIMBLE_DEVICE void store(const Warp& warp, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
                             int column, std::int64_t width, const float (&factor)[2], const Sums (&sums)[N]) const {

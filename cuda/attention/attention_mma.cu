@@ -1,4 +1,4 @@
-// Attention on tensor cores: the calls of all parts, and delta.
+// Attention on tensor cores: calls the parts, and computes delta.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention.h>
@@ -6,7 +6,8 @@
 namespace thimble::cuda_kernels {
 namespace attention_mma_detail {
 
-/// delta[row] of four rows (b, h, t) per warp: eight lanes have every eighth chunk of a row, then sum pairwise.
+/// delta[row] for four rows (b, h, t) per warp: each of eight lanes takes every eighth chunk of a row, then lanes sum
+/// pairwise.
 template <class T>
 struct Delta {
   static constexpr int threads = team_threads;

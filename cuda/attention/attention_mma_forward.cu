@@ -1,11 +1,10 @@
 // Attention on tensor cores, forward, in f16, bf16 and TF32 (Dao 2023, arXiv:2307.08691, algorithm 1). A team takes 128
-// queries of one head, 64 where they are wide, and walks over the keys in tiles; the next tile is loaded during the
-// computation of one.
+// queries of one head, 64 if rows are wide, and walks over the keys in tiles, loading the next tile while it computes.
 //
 // Policy
-// - Scores, their running largest and sum, and the result are in f32; probabilities are rounded to the operands' type,
-//   or TF32, for the product with v, as numbers <= 1 that are divided by their sum at the end.
-// - Exponentials are powers of two: the scale takes log2(e).
+// - Scores, their largest and sum so far, and the result are in f32. For the product with v, probabilities are rounded
+//   to the operands' type, or TF32, as numbers <= 1; the division by their sum comes last.
+// - Exponentials are powers of two: the scale includes log2(e).
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +16,7 @@ namespace thimble::cuda_kernels::attention_mma_detail {
 template <class T, int W, class Sight>
 struct Forward {
   static constexpr int threads = team_threads;
-  static constexpr int blocks = W <= 64 && !Sight::has_mask ? 2 : 1;  ///< of 16 queries, for each warp
+  static constexpr int blocks = W <= 64 && !Sight::has_mask ? 2 : 1;  ///< blocks of 16 queries per warp
   static constexpr int tile_queries = 64 * blocks;
   static constexpr int tile_keys = W <= 128 && sizeof(T) == 2 ? 64 : 32;
   static constexpr bool holds_queries = W <= 128;  ///< in registers; else in shared memory
@@ -29,12 +28,11 @@ struct Forward {
   Rows<T> q, k, v;
   ResultRows<T> out;
   float* lse;
-  float scale;  ///< with log2(e)
+  float scale;  ///< includes log2(e)
   std::int64_t query_tiles;
   MaskScale mask_scale;
 
-  /// Two stages. Queries that go to registers pass through the second one, before it is used, and through the rows
-  /// behind it.
+  /// Two stages. Queries for registers pass through the second stage, before its first use, and the rows behind it.
   static constexpr std::size_t shared_bytes() {
     constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, tile_queries) : stage_rows + tile_queries);
     return static_cast<std::size_t>(rows) * Tile::row_bytes;
@@ -44,13 +42,14 @@ struct Forward {
   struct Block {
     Left<T> q[holds_queries ? W / 16 : 1];
     Sums out[W / 8];
-    float largest[2], total[2];  ///< of two rows; `total` only of the lane's columns
+    float largest[2], total[2];  ///< of two rows; `total` covers only the lane's columns
   };
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;  // the rows that see most come first
+    const std::int64_t t0 =
+        (query_tiles - 1 - job % query_tiles) * tile_queries;  // rows with the most visible keys first
     const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
     const SharedAddress memory = shared_address(team.template shared<float>());
     const Stages<T, W> stages{{memory}, stage_rows};
@@ -79,7 +78,7 @@ struct Forward {
     int stage = 0;
     for (std::int64_t s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
-      team.sync();  // the tile has arrived, and the other stage has no reader
+      team.sync();  // the tile has arrived, the other stage is free
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
       const int last_row = own_row + 16 * blocks - 1;
       const bool sees_some = s0 < seen.end(p, t0 + own_row + 16 * blocks - 1, last_row) &&
@@ -145,13 +144,13 @@ struct Forward {
     }
   }
 
-  // The factor of scores for powers of two; a scale that reverses their order is applied earlier.
+  // Factor of scores in the exponents; a scale that reverses their order is applied earlier.
   THIMBLE_DEVICE float late_scale() const {
     if constexpr (Sight::has_mask) return mask_scale.late;
     return scale > 0 ? scale : 1.0f;
   }
 
-  // Sets the scores of hidden keys to -infinity; of the queries from t0 on, the team's from row `own_row` on.
+  // Sets scores of hidden keys to -infinity, for the queries from t0 on, the team's rows from `own_row` on.
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], const Seen& seen, int own_row,
                            std::int64_t t0, std::int64_t s0) const {
     if (!Sight::has_mask && !(scale > 0)) {
@@ -161,7 +160,7 @@ struct Forward {
         for (float& score : scores[n].value) score *= scale;
       }
     }
-    // The first query sees least behind its key, the last one before it.
+    // The first query's range ends first, the last query's begins last.
     if (seen.before_end(p, t0, own_row, s0, tile_keys) == tile_keys &&
         seen.before(p, t0 + 15, own_row + 15, s0, tile_keys) == 0) {
       return;
@@ -180,7 +179,7 @@ struct Forward {
     }
   }
 
-  // Scores become 2^(score scale - largest so far); earlier sums are corrected for a new largest.
+  // Turns scores into 2^(score scale - largest so far), and corrects earlier sums for a new largest score.
   THIMBLE_DEVICE void soften(Block& own, Sums (&scores)[tile_keys / 8]) const {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -194,7 +193,7 @@ struct Forward {
       const float base = top == -INFINITY ? 0.0f : top;
       const float correction = power_of_two(own.largest[half] - base);
       float sum = own.total[half] * correction;
-      // A huge mask's largest sum has an error beyond the exponent's range: then all sums are rounded alike.
+      // For a huge mask the rounding error of the largest sum exceeds the exponent's range: round all sums alike.
       const bool is_huge = Sight::has_mask && std::fabs(base) > 0x1p24f;
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; ++n) {
@@ -234,7 +233,7 @@ struct Forward {
     float factor[2];
     for (int half = 0; half < 2; ++half) {
       const float total = combine_rows(own.total[half], [](float x, float y) { return x + y; });
-      const bool hides_all = Sight::has_mask && total == 0;  // scores that are themselves -infinity give NaN
+      const bool hides_all = Sight::has_mask && total == 0;  // without a mask, scores of -infinity give NaN
       factor[half] = hides_all ? 0.0f : (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
       const Place at = lane_map::sums(warp.lane, 2 * half);
       if (lse && at.column == 0 && t0 + at.row < p.queries) {

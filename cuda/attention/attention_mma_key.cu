@@ -1,13 +1,13 @@
 // Attention on tensor cores, backward, the keys' side: the gradients of k and v. A team takes 64 keys of one head and
-// walks over the queries that see them, of each head that shares them in turn. Scores are computed transposed, keys by
-// queries, so that the probabilities have the fragments of the left operand of both products: dv = (P M)^T dout, dk =
+// walks over the queries that see them, head by head if heads share keys. Scores are computed transposed, keys by
+// queries, so that probabilities are in the fragments of the left operand of both products: dv = (P M)^T dout, dk =
 // scale dS^T q.
 //
 // Policy
 // - The walk begins at the first tile that sees a key, so the order of a sum depends only on sizes.
 // - The chunk behind a query's row of a tile holds its logarithm and its delta.
-// - Where rows are wider than 128 a team walks twice, for half of the columns each time: its sums would not fit into
-//   registers. Its keys and values stay in shared memory, because their gradients may alias them.
+// - If rows are wider than 128, a team walks twice, each time for half of the columns, because all sums would not fit
+//   into registers. Its keys and values stay in shared memory, because their gradients may alias them.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ struct KeyGradients {
   Rows<T> q, k, v, dout;
   ResultRows<T> dk, dv;
   const float *lse, *delta;
-  float exponent_scale;  ///< with log2(e)
+  float exponent_scale;  ///< includes log2(e)
   std::int64_t key_tiles;
   MaskScale mask_scale;
 
@@ -47,7 +47,7 @@ struct KeyGradients {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    const std::int64_t s0 = job % key_tiles * tile_keys;  // the most visible keys come first
+    const std::int64_t s0 = job % key_tiles * tile_keys;  // keys seen by the most queries first
     const std::int64_t key_heads = p.heads / p.group;
     const std::int64_t key_head = job / key_tiles % key_heads, b = job / key_tiles / key_heads;
     const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
@@ -78,7 +78,7 @@ struct KeyGradients {
     }
   }
 
-  // Over the queries of one head, from `first` to `end`.
+  // Walks over the queries of one head from `first` to `end`.
   template <class Team>
   THIMBLE_DEVICE void walk(Team& team, AsyncLoads& loads, const Warp& warp, Own& own, const Stages<T, W>& stages,
                            int column, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
@@ -88,7 +88,7 @@ struct KeyGradients {
     int stage = 0;
     for (std::int64_t t0 = first; t0 < end; t0 += tile_queries, stage ^= 1) {
       loads.wait();
-      team.sync();  // the tile has arrived, and the other stage has no reader
+      team.sync();  // the tile has arrived, the other stage is free
       if (t0 + tile_queries < end) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
       if (!has_keys) continue;
       THIMBLE_ROLLED
@@ -114,7 +114,7 @@ struct KeyGradients {
     }
   }
 
-  // dk and dv of the columns from `column` on, by the queries from row j of the stage on, the first of which is t0.
+  // Adds to dk and dv, columns from `column` on, the terms of queries from t0 on, in the stage's rows from j on.
   THIMBLE_DEVICE void take_queries(const Warp& warp, Own& own, const Tile& stage, int j, int column, std::int64_t b,
                                    std::int64_t h, std::int64_t t0, std::int64_t s0) const {
     constexpr int n_end = queries_at_once / 8;
@@ -163,7 +163,7 @@ struct KeyGradients {
     }
   }
 
-  // Zeroes terms of queries that do not see a key; of the keys from s0 on, the team's from row `own_row` on.
+  // Zeroes terms of queries that do not see a key, for the keys from s0 on, the team's rows from `own_row` on.
   template <int N>
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], const Seeing& seeing, int own_row,
                            std::int64_t t0, std::int64_t s0) const {

@@ -1,12 +1,12 @@
 // Attention on tensor cores, backward, the queries' side: the gradient of q.
 //
 // Policy
-// - Scores are computed twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu
-//   with a team for 64 keys that walks over the queries: seven products where one walk would need five, but every sum
-//   has one order, nothing is added atomically, and no gradient is ever held in f32. (One walk over tiles of 64 keys
-//   would read and write 4 D bytes of q's gradient for every 64 scores, in a sequential order.)
-// - q's gradient is computed before k's and v's, which may alias k and v; it goes to the workspace, in the operands'
-//   type, where it may alias q, because the other kernel still reads q.
+// - Scores are computed twice: here by teams of 64 queries that walk over the keys, and in attention_mma_key.cu by
+//   teams of 64 keys that walk over the queries. That takes seven products instead of five, but every sum has one
+//   order, nothing is added atomically, and no gradient is stored in f32. (One walk over tiles of 64 keys would read and
+//   write 4 D bytes of q's gradient for every 64 scores, in a sequential order.)
+// - q's gradient is computed before k's and v's, which may alias k and v. If it may alias q, it goes to the workspace
+//   in the operands' type, because the other kernel still reads q.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ struct QueryGradient {
   Rows<T> q, k, v, dout;
   ResultRows<T> dq;
   const float *lse, *delta;
-  float exponent_scale;  ///< with log2(e)
+  float exponent_scale;  ///< includes log2(e)
   std::int64_t query_tiles;
   MaskScale mask_scale;
 
@@ -40,14 +40,14 @@ struct QueryGradient {
 
   /// A warp's state for its 16 queries: rows of q and dout.
   struct Own : OwnRows<T, W, holds_queries> {
-    float log_sum[2], delta[2];  ///< of two rows; log_sum with log2(e)
+    float log_sum[2], delta[2];  ///< of two rows; log_sum includes log2(e)
     Sums dq[W / 8];
   };
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    // 32 bits save registers; no sequence is longer.
+    // 32 bits suffice for any sequence and save registers.
     const int t0 = static_cast<int>(query_tiles - 1 - job % query_tiles) * tile_queries;
     const int h = static_cast<int>(job / query_tiles % p.heads), b = static_cast<int>(job / query_tiles / p.heads);
     const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
@@ -70,7 +70,7 @@ struct QueryGradient {
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
-      team.sync();  // the tile has arrived, and the other stage has no reader
+      team.sync();  // the tile has arrived, the other stage is free
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
       if (!has_queries) continue;
       THIMBLE_ROLLED
@@ -101,7 +101,7 @@ struct QueryGradient {
     load_rows<tile_keys>(team, loads, v, v.at(b, h / p.group), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
   }
 
-  // dq += dS k for the keys from row j of the stage on, the first of which is s0.
+  // dq += dS k for the keys from s0 on, in the stage's rows from j on.
   THIMBLE_DEVICE void take_keys(const Warp& warp, Own& own, const Tile& stage, int j, int b, int h, int t0,
                                 int s0) const {
     constexpr int n_end = keys_at_once / 8;
@@ -122,7 +122,7 @@ struct QueryGradient {
         g = power_of_two(exponent) * (g - own.delta[e / 2]);
       }
     }
-    // The first query sees least behind its key, the last one before it.
+    // The first query's range ends first, the last query's begins last.
     const Seen all{own.tiles[0]};
     if (all.before_end(p, t0, own.row, s0, keys_at_once) < keys_at_once ||
         all.before(p, t0 + 15, own.row + 15, s0, keys_at_once) > 0) {

@@ -11,7 +11,7 @@ using namespace cuda_kernels;
 
 constexpr std::int64_t vector_elements = 8;
 
-// Elements of one size, moved as they are.
+// Moves elements of one size unchanged.
 template <class Word>
 struct Move {
   Walk<2> walk;
@@ -34,7 +34,7 @@ struct MoveDense {
   THIMBLE_DEVICE void operator()(std::int64_t i) const { to[i] = from[i]; }
 };
 
-// Through the source's compute type, which holds it exactly: rounded once.
+// Converts through the source's compute type, which holds it exactly, so it rounds once.
 template <class T>
 struct Convert {
   Walk<2> walk;
@@ -84,7 +84,7 @@ struct Convert {
   }
 };
 
-// Eight neighbouring elements of 2 and 4 bytes: the casts of mixed precision.
+// Casts of mixed precision: eight neighbouring elements of 2 and 4 bytes.
 template <class From, class To>
 struct ConvertDense {
   const From* from;

@@ -1,6 +1,6 @@
 #pragma once
-// The built-in functors as CUDA kernels: the list, expanded. Each functor and direction has a kernel for dense operands
-// of one dtype, 16 bytes at a time, and one for operands with any strides and dtypes for each compute type.
+// CUDA kernels of the built-in functors. Each functor and direction has a kernel for dense operands of one dtype, 16
+// bytes at a time, and per compute type a kernel for any strides and dtypes.
 
 #include <array>
 #include <utility>
@@ -51,7 +51,7 @@ template <class Op, class... Ops>
 constexpr bool is_any(ops::TypeList<Ops...>) {
   return (std::is_same_v<Op, Ops> || ...);
 }
-/// The functors that call functions or divide, computed in Quick for 16-bit results.
+/// Functors with transcendental functions or divisions, computed in Quick for 16-bit results.
 using QuickOps =
     ops::TypeList<ops::Exp, ops::Log, ops::Tanh, ops::Sigmoid, ops::GeluTanh, ops::GeluErf, ops::Silu, ops::Erf,
                   ops::SwiGlu, ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
@@ -59,7 +59,7 @@ using QuickOps =
 template <class Op, class S>
 using Number = std::conditional_t<is_any<Op>(QuickOps{}), QuickNumber<S>, float>;
 
-/// Any strides and dtypes, an element at a time.
+/// Any strides and dtypes, one element at a time.
 template <class Op, int W, class T>
 struct General {
   using Stored = std::conditional_t<std::is_same_v<T, Quick>, float, T>;
@@ -80,7 +80,7 @@ struct General {
   }
 };
 
-/// Operands of one dtype that are dense, or one element; `count` elements in 16 bytes.
+/// Operands of one dtype, dense or of one element; `count` elements in 16 bytes.
 template <class Op, int W, class S>
 struct Dense {
   static constexpr int inputs = Direction<Op, W>::inputs;
@@ -195,8 +195,8 @@ using Row = std::array<Run, 4>;
 template <class Op>
 inline constexpr Row row_of{run_of<Op, -1>(), run_of<Op, 0>(), run_of<Op, 1>(), run_of<Op, 2>()};
 
-/// The rows of the list are compiled in several files, to save time: file `part` of `elementwise_parts` has the rows
-/// whose index leaves that remainder.
+/// The rows of the list are compiled in several files to save time: file `part` has the rows with index %
+/// elementwise_parts == part.
 inline constexpr int elementwise_parts = 4;
 const Row* row_in_part_0(int index);
 const Row* row_in_part_1(int index);

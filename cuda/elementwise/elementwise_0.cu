@@ -8,7 +8,7 @@ namespace elementwise_cuda_detail {
 
 const Row* row_in_part_0(int index) { return row_in_part<0>(ops::BuiltinElementwise{}, index); }
 
-// `operand` -1 is forward.
+// `operand` -1 means forward.
 void run_builtin(int index, int operand, const void* functor, const ElementwiseArgs& args) {
   constexpr const Row* (*parts[elementwise_parts])(int) = {row_in_part_0, row_in_part_1, row_in_part_2, row_in_part_3};
   (*parts[index % elementwise_parts](index))[static_cast<std::size_t>(operand + 1)](functor, args);

@@ -62,7 +62,7 @@ BadIndex embedding(const EmbeddingArgs& args) {
   return {};
 }
 
-// The gradient: positions are sorted by their id. `order` is (rows + 1) starts, then the positions.
+// The gradient sorts positions by id. `order` has (rows + 1) starts, then the positions.
 struct ZeroStarts {
   std::int64_t* starts;
   THIMBLE_DEVICE void operator()(std::int64_t r) const { starts[r] = 0; }
@@ -102,7 +102,7 @@ struct SumCounts {
   }
 };
 
-// Every position takes one of its row's places, in any order; starts[r] ends as the row's first place.
+// Gives every position one of its row's places, in any order; afterwards starts[r] is the row's first place.
 struct TakePlaces {
   std::int64_t rows, first;
   const void* ids;
@@ -115,14 +115,14 @@ struct TakePlaces {
   }
 };
 
-// Rows with more places than this are for teams.
+// Teams take rows with more places than this.
 constexpr std::int64_t most_places = embedding_block;
 
 THIMBLE_DEVICE inline std::int64_t places_of(const std::int64_t* starts, std::int64_t row) {
   return starts[row + 1] - starts[row];
 }
 
-// Sorts the places of one row in ascending order: a heap sort.
+// Heap-sorts the places of one row in ascending order.
 struct SortPlaces {
   const std::int64_t* starts;
   std::int64_t* sorted;
@@ -150,10 +150,10 @@ struct SortPlaces {
   }
 };
 
-// The places of a row with many of them: the team walks over all positions once, and keeps the row's in order.
+// Places of a row with many of them: the team walks over all positions once and keeps the row's in order.
 struct FindPlaces {
   static constexpr int threads = 256;
-  static constexpr std::int64_t together = 16;  // positions of a thread, side by side
+  static constexpr std::int64_t together = 16;  // neighbouring positions per thread
   std::int64_t positions, first;
   const void* ids;
   DType ids_dtype;
@@ -185,7 +185,7 @@ struct FindPlaces {
   }
 };
 
-// Elements of a row's gradient, block after block of its places.
+// Sums elements of a row's gradient over its places, block by block.
 template <class T>
 struct SumRow {
   std::int64_t columns;
@@ -210,7 +210,7 @@ struct SumRow {
   }
 };
 
-// The same of a row with many places: lanes take its blocks, the first one adds them up in order.
+// For a row with many places: lanes sum its blocks, and the first lane adds the blocks' sums in order.
 template <class T>
 struct SumLongRow {
   static constexpr int threads = 256;
@@ -303,7 +303,7 @@ BadIndex gather(const GatherArgs& args) {
   return {};
 }
 
-// One line: its sums have one order.
+// A thread takes a line, so its sums have one order.
 template <class T>
 struct ScatterAdd {
   Lines lines;

@@ -47,7 +47,7 @@ THIMBLE_DEVICE inline void draw_normal(const PhiloxBlock& block, Numbers<T>& to)
   }
 }
 
-// By inversion, in double for every T; u is the middle of its interval.
+// Inverts the distribution in double for every T; u is the middle of its interval.
 template <class T>
 THIMBLE_DEVICE inline T truncated_normal(const PhiloxBlock& block, int i, double cdf_low, double cdf_high, double low,
                                          double high) {
@@ -141,7 +141,7 @@ struct Drop {
   }
 };
 
-// The same where the four are contiguous in words.
+// Four contiguous elements, in words.
 template <class S>
 struct DropWords {
   std::int64_t sample_blocks, first_block;

@@ -1,4 +1,4 @@
-// Rotary positions on CUDA devices: a team has one position of one sample, whose sines and cosines all its heads share.
+// Rotary positions on CUDA devices: a team takes one position of one sample, whose heads share sines and cosines.
 
 #include <cmath>
 

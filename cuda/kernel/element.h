@@ -13,7 +13,7 @@ namespace thimble::cuda_kernels {
 
 using kernels::MergedStrides;
 
-/// True where a kernel that computes in T can get a value of dtype S: types that compute in T, and bool.
+/// True if a kernel that computes in T can read dtype S: bool, and dtypes with compute type T.
 template <class T, class S>
 inline constexpr bool is_met = std::is_same_v<S, bool> || (std::is_same_v<T, std::int64_t> && std::is_integral_v<S>) ||
                                (std::is_same_v<T, double> && std::is_same_v<S, double>) ||
@@ -39,7 +39,7 @@ THIMBLE_DEVICE inline void visit_met(DType dtype, F&& f) {
   if (dtype == DType::boolean) f.template operator()<bool>();
 }
 
-/// a / b of numbers that are not negative; most fit in 32 bits, whose divisions are short.
+/// a / b for numbers that are not negative; uses the faster 32-bit division if both fit.
 THIMBLE_DEVICE inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;
@@ -59,7 +59,7 @@ THIMBLE_DEVICE inline void store(void* data, DType dtype, std::int64_t at, T val
   visit_met<T>(dtype, [&]<class S>() { static_cast<S*>(data)[at] = convert_value<S>(value); });
 }
 
-/// The same where the dtype is of T's kind (floating, integer), whatever its compute type.
+/// load() for any dtype of T's kind (floating, integer), whatever its compute type.
 template <class T>
 THIMBLE_DEVICE inline T load_any(const void* data, DType dtype, std::int64_t at) {
   if constexpr (std::is_same_v<T, std::int64_t>) {

@@ -44,7 +44,7 @@ class TeamPart {
   }
 
  protected:
-  /// 32 elements beside them.
+  /// 32 more elements in shared memory.
   template <class T>
   __device__ Shared<T> slots() const {
     __shared__ double all[32];
@@ -56,13 +56,13 @@ class TeamPart {
   std::byte* shared_;
 };
 
-/// Element 0 of a U at `from`.
+/// Loads a U from `from`.
 template <class U, class T>
 __device__ inline U load_as(Shared<T> from) {
   return *reinterpret_cast<const U*>(from);
 }
 
-/// The values of a warp's lanes, combined pairwise. Every lane gets the result.
+/// Combines the values of a warp's lanes pairwise. Every lane gets the result.
 template <class T, class Op>
 __device__ inline T combine_warp(T value, Op op) {
   for (int step = 16; step > 0; step /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, step));
@@ -74,7 +74,7 @@ __device__ inline void atomic_add(T* to, T value) {
   static_assert(sizeof(T) == 8 && std::is_integral_v<T>);
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
-/// The previous value.
+/// Returns the previous value.
 template <class T>
 __device__ inline T atomic_fetch_add(T* to, T value) {
   static_assert(sizeof(T) == 8 && std::is_integral_v<T>);
@@ -128,13 +128,13 @@ class Team : public TeamPart {
   }
 };
 
-/// The work of a block of the host's device: i = first, first + step, ... below n. On a GPU it does one.
+/// Runs i = first, first + step, ... below n in one block. On a GPU a block runs one i.
 template <int N, class Body>
 THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_t first, std::int64_t step,
                                     std::int64_t n) {
   for (std::int64_t i = first; i < n; i += step) {
     body(team, i);
-    team.sync();  // the next one uses the same shared memory
+    team.sync();  // the next i uses the same shared memory
   }
 }
 
@@ -142,7 +142,7 @@ THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_
 namespace kernel_detail {
 
 inline constexpr int item_threads = 256;
-inline constexpr std::int64_t most_blocks = 0x7fffffff;  // of a launch; no work that fits in memory takes two
+inline constexpr std::int64_t most_blocks = 0x7fffffff;  // per launch; any work that fits in memory takes one launch
 
 template <class Body>
 __global__ void __launch_bounds__(item_threads) run_items(std::int64_t first, std::int64_t n, const Body body) {
@@ -182,7 +182,7 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
   using namespace kernel_detail;
   if (n <= 0) return;
   const cudaStream_t stream = gpu::compute_stream();    // makes its device the current one
-  if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // its slots, less than that, count too
+  if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // slots count too, and take less than this
     gpu::allow_shared_bytes(reinterpret_cast<const void*>(run_teams<Body>), shared_bytes);
   }
   in_launches(n, [&](std::int64_t first, unsigned blocks) {
@@ -194,8 +194,8 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
 
 // ---- Kernels that pass results to each other in globals of the device.
 
-/// Held while such a call puts its kernels in the stream. Ranks that share a GPU launch from separate threads, and the
-/// kernels of one call must not interleave with another's.
+/// Held while a call enqueues such kernels. Ranks that share a GPU launch from separate threads, and the kernels of two
+/// calls must not interleave.
 inline std::mutex launches_together;
 
 }  // namespace thimble::cuda_kernels

@@ -1,6 +1,6 @@
 #pragma once
-// Numbers whose functions are the device's instructions, the compute type of 16-bit elements: the CPU's functions, bit
-// by bit, would take a kernel longer than its memory.
+// Numbers with the device's approximate functions, the compute type of 16-bit elements: computing the CPU's functions
+// bit for bit would take longer than a kernel's memory accesses.
 
 #include <cmath>
 #include <type_traits>
@@ -14,7 +14,7 @@ namespace thimble::cuda_kernels {
 // ---- Powers, logarithms and reciprocals by the device's instructions, for results that need not equal the CPU's bit
 // by bit.
 
-// float name(float x): by the device's instruction, on the host by its definition.
+// Defines float name(float x) by the device's instruction, on the host by `definition`.
 #if defined(__CUDA_ARCH__)
 #define THIMBLE_BY_INSTRUCTION(name, instruction, definition) \
   THIMBLE_HD inline float name(float x) {                     \
@@ -29,7 +29,7 @@ namespace thimble::cuda_kernels {
 
 /// 2^x within 2 units in the last place; 0 where it would be subnormal.
 THIMBLE_BY_INSTRUCTION(power_of_two, "ex2.approx.ftz.f32", std::exp2(x))
-/// The same, subnormal numbers too.
+/// 2^x within 2 units in the last place, subnormal results included.
 THIMBLE_BY_INSTRUCTION(power_of_two_in_full, "ex2.approx.f32", std::exp2(x))
 /// The logarithm of base 2 within 2^-22 between 1/2 and 2, and of its magnitude elsewhere.
 THIMBLE_BY_INSTRUCTION(logarithm_of_two, "lg2.approx.f32", std::log2(x))
@@ -49,7 +49,7 @@ THIMBLE_DEVICE inline float quick_exp(float x) {
 }
 THIMBLE_DEVICE inline double quick_exp(double x) { return math::exp(x); }
 
-/// The same for numbers that came in S. In 16 bits its relative error may be |x| 2^-23, far below its operand's.
+/// e^x for numbers loaded as S. For 16-bit S the relative error may be |x| 2^-23, far below the operand's.
 template <class S, class T>
 THIMBLE_DEVICE inline T exp_of(T x) {
   if constexpr (sizeof(S) == 2) {
@@ -135,7 +135,7 @@ class Quick {
 /// The compute type of functions with results of type S.
 template <class S>
 using QuickNumber = std::conditional_t<sizeof(S) == 2, Quick, float>;
-/// Whether that is Quick.
+/// Whether QuickNumber of the dtype is Quick.
 THIMBLE_HD constexpr bool is_quick(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16; }
 
 }  // namespace thimble::cuda_kernels

@@ -1,14 +1,13 @@
 #pragma once
-// Rows of neighbouring elements that a warp or a team processes together, 16 bytes a thread at a time.
+// Rows of neighbouring elements that a warp or a team processes together, 16 bytes per thread at a time.
 //
 // Glossary
-// - word: as many elements as 16 bytes hold. Word w of a row begins at its element w * word_elements, for any alignment
-//   of the row: the assignment of sums to threads depends only on the row's length.
-// - granule: 16 bytes of memory that begin at a multiple of 16. A word of an unaligned row lies in two.
+// - word: the elements that fit in 16 bytes. Word w of a row begins at its element w * word_elements, for any alignment
+//   of the row, so the assignment of sums to threads depends only on the row's length.
+// - granule: 16 bytes of memory that begin at a multiple of 16. A word of an unaligned row spans two.
 //
 // Policy
-// - A granule is read where at least one byte of it belongs to the row: the bytes behind are in the same block of
-//   memory.
+// - A granule is read if any of its bytes belongs to the row; its other bytes are in the same block of memory.
 // - The output may alias the input, element for element.
 
 #include <cstdint>
@@ -26,7 +25,7 @@ class RowReader {
         granules_(reinterpret_cast<const Granule*>(reinterpret_cast<const std::byte*>(row) - askew_)),
         end_(askew_ + length * static_cast<std::int64_t>(sizeof(S))) {}
 
-  /// Word w in the compute type. Elements behind the row's end are any number.
+  /// Word w in the compute type. Elements beyond the row's end are arbitrary.
   THIMBLE_DEVICE void read(std::int64_t w, Wide<S> (&values)[count]) const {
     const Granule held = word(w);
     if constexpr (sizeof(S) == 2) {
@@ -69,7 +68,7 @@ class RowReader {
   std::int64_t end_;
 };
 
-/// The same of elements that are apart.
+/// RowReader for strided elements.
 template <class S>
 class StridedReader {
  public:
@@ -88,13 +87,13 @@ class StridedReader {
   std::int64_t length_, step_;
 };
 
-/// Writes words of results; an unaligned row takes them element by element.
+/// Writes words of results; element by element if the row is unaligned.
 template <class S>
 class RowWriter {
  public:
   static constexpr int count = word_elements<S>;
   THIMBLE_DEVICE explicit RowWriter(S* row) : row_(row), is_aligned_(reinterpret_cast<std::uintptr_t>(row) % 16 == 0) {}
-  /// The first n of the values.
+  /// Writes the first n values.
   THIMBLE_DEVICE void write(std::int64_t w, const Wide<S> (&values)[count], int n) const {
     const Words<S, count> words = narrowed<S>(values);
     if (is_aligned_ && n == count) return put_words(row_, w * count, words);
@@ -114,7 +113,7 @@ struct Whole {
   THIMBLE_DEVICE constexpr operator int() const { return count; }  // NOLINT(google-explicit-constructor)
 };
 
-/// f(w, n) for this thread's words of a row: n of its elements exist, all except in the last.
+/// f(w, n) for this thread's words of a row; n elements of word w exist, fewer than `count` only in the last.
 template <int count, class Threads, class F>
 THIMBLE_DEVICE inline void for_each_word(const Threads& threads, std::int64_t length, const F& f) {
   const std::int64_t whole = length / count;
@@ -123,7 +122,7 @@ THIMBLE_DEVICE inline void for_each_word(const Threads& threads, std::int64_t le
   if (rest > 0 && threads.rank() == whole % Threads::size) f(whole, rest);
 }
 
-/// The same with one copy of f for all words: n is a number that the compiler does not know.
+/// for_each_word with one copy of f for all words: the compiler does not know n.
 template <int count, class Threads, class F>
 THIMBLE_DEVICE inline void for_each_part(const Threads& threads, std::int64_t length, const F& f) {
   std::int64_t w = threads.rank();
@@ -133,7 +132,7 @@ THIMBLE_DEVICE inline void for_each_part(const Threads& threads, std::int64_t le
   }
 }
 
-/// Values from index `there` on become `filler`.
+/// Sets values from index `there` on to `filler`.
 template <class T, int count>
 THIMBLE_DEVICE inline void fill_behind(std::int64_t there, T filler, T (&values)[count]) {
   if (there >= count) return;
@@ -142,8 +141,8 @@ THIMBLE_DEVICE inline void fill_behind(std::int64_t there, T filler, T (&values)
   for (int e = 0; e < count; ++e) values[e] = e < n ? values[e] : filler;
 }
 
-/// Rows of operands, elements side by side. The results of f(begin, values), values[0], become elements begin .. of
-/// `to`, in words that begin at granules where all operands are aligned alike. A null operand is not read.
+/// Maps dense rows: f(begin, values) leaves its results in values[0], which become elements begin .. of `to`. Words
+/// begin at granules if all operands have the same alignment. A null operand is not read.
 template <int operands, class S, class Threads, class F>
 THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from)[operands], S* to, std::int64_t length,
                                    const F& f) {
@@ -187,7 +186,7 @@ THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from
   }
 }
 
-/// The same of elements that are apart, each operand by its step; the last one is `to`'s.
+/// map_row for strided elements, with a step per operand; the last step is `to`'s.
 template <int operands, class S, class Threads, class F>
 THIMBLE_DEVICE inline void map_strided_row(const Threads& threads, const S* const (&from)[operands], S* to,
                                            const std::int64_t (&steps)[operands + 1], std::int64_t length, const F& f) {
@@ -240,7 +239,7 @@ struct WarpRows {
   }
 };
 
-/// With a row for each team.
+/// body(threads, row) with a row for each team.
 template <class Body>
 struct TeamRows {
   static constexpr int threads = 256;
@@ -251,7 +250,7 @@ struct TeamRows {
   }
 };
 
-/// body(threads, row) for all rows; their length determines the threads of one.
+/// body(threads, row) for all rows; a warp or a team takes a row, depending on the length.
 template <class S, class Body>
 void for_each_row_in_words(std::int64_t rows, std::int64_t length, const Body& body) {
   constexpr std::int64_t most_of_a_warp = 256;  // words

@@ -35,7 +35,7 @@ auto step_argument(const Args& args, Make make) {
   return made;
 }
 
-/// The same for arguments that kernels take directly.
+/// For arguments that kernels take unchanged.
 inline auto step_argument(const RandomSite& site) {
   return step_argument(site, [](const RandomSite& s) { return s; });
 }

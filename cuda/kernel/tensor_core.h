@@ -9,10 +9,10 @@
 // Policy
 // - Rows of a tile in shared memory are an odd number of chunks apart, so that the eight rows that ldmatrix reads at
 //   once are in different banks. The chunk behind a row is free for the row's extra data.
-// - f32 elements are rounded to TF32 on their way from shared memory into a share, results on their way into the next
+// - f32 elements are rounded to TF32 when they move from shared memory into a share, results when they enter the next
 //   product; accumulators and stored values are f32.
-// - A block in TF32 is two of the instruction's along the sum, 16 x 8 and 8 x 8. ldmatrix cannot transpose 32-bit
-//   elements: they are read one by one, in the order of results (Order::paired), in which 32 lanes meet 32 banks.
+// - A block in TF32 takes two of the instruction's blocks along the sum, 16 x 8 and 8 x 8. ldmatrix cannot transpose
+//   32-bit elements: they are read one by one, in the order of results (Order::paired), which avoids bank conflicts.
 
 #include <cstdint>
 #include <type_traits>
@@ -34,9 +34,9 @@
 // - TF32: an f32 with 11 significant bits instead of 24, the other 13 bits zero. It is in a 32-bit word.
 //
 // Policy
-// - The host (tests/emulated/tensor_core.h) executes the instructions by the tables of the PTX ISA, on the words of the
-//   32 lanes of a warp, so a wrong map gives wrong products there. A TF32 operand with bits behind its 11 counts as NaN
-//   there, which finds a missing rounding. (A GPU silently drops the bits.)
+// - The host (tests/emulated/tensor_core.h) executes the instructions by the tables of the PTX ISA on the words of a
+//   warp's 32 lanes, so a wrong map gives wrong products there. It also treats a TF32 operand with more than 11
+//   significant bits as NaN, which finds a missing rounding. (A GPU silently drops the bits.)
 
 namespace thimble::cuda_kernels {
 
@@ -44,14 +44,13 @@ struct Place {
   int row, column;
 };
 
-/// The order in which an instruction's product in TF32 takes two of the eight indices along a sum from a lane: its lane
-/// % 4 and 4 further on, or two neighbours. The order of a sum's terms is free as long as both operands have the same.
-/// Words loaded by ldmatrix are straight, shares of results are paired; for f16 and bf16, with two in a word, both are
-/// paired.
+/// Which two of the eight indices along a TF32 sum a lane holds: lane % 4 and lane % 4 + 4 (straight), or two
+/// neighbours (paired). Both operands of a product need the same order. Words loaded by ldmatrix are straight, shares
+/// of results are paired; f16 and bf16, with two elements in a word, are paired in both cases.
 enum class Order { straight, paired };
 
-/// Positions of the elements of a lane's share, and the 16 bytes of a row of a tile whose address a lane gives
-/// ldmatrix.x4. Kernels use lane_map:: (on the host tests/emulated/lane_map.h, so that a test can swap lanes).
+/// Positions of the elements of a lane's share, and of the 16 bytes whose address a lane gives ldmatrix.x4. Kernels use
+/// lane_map:: (on the host tests/emulated/lane_map.h, so that a test can swap lanes).
 namespace instruction_map {
 
 /// Element e < 4 of D (16, 8).
@@ -83,8 +82,8 @@ namespace thimble::cuda_kernels {
 
 namespace lane_map = instruction_map;
 
-/// Lanes 8 m .. 8 m + 7 name the rows of matrix m, which goes to word m: lane L gets elements 2 (L % 4) and the next
-/// one of row L / 4, or of the transpose's.
+/// Lanes 8 m .. 8 m + 7 address the rows of matrix m, which goes to word m. Lane L gets elements 2 (L % 4) and
+/// 2 (L % 4) + 1 of row L / 4, or of the transpose's row.
 template <bool is_transposed>
 __device__ inline void load_matrices(std::uint32_t (&word)[4], SharedAddress row) {
   if constexpr (is_transposed) {
@@ -126,7 +125,7 @@ __device__ inline void multiply_tf32(float (&sum)[4], const std::uint32_t (&left
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
 }
 
-/// A value as TF32, rounded to nearest, halves away from zero: at most 2^-11 of it off.
+/// A value as TF32, rounded to nearest, halves away from zero; the relative error is at most 2^-11.
 __device__ inline std::uint32_t tf32_word(float value) {
   std::uint32_t word;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
@@ -141,7 +140,7 @@ __device__ inline std::uint32_t tf32_word(float value) {
 
 namespace thimble::cuda_kernels {
 
-/// Of a share of 256 elements: two in a word, or one.
+/// Words of a lane's share of 256 elements: two elements per word, or one.
 template <class T>
 inline constexpr int share_words = sizeof(T) == 2 ? 4 : 8;
 template <class T>
@@ -152,12 +151,12 @@ template <class T, Order order = loaded_order<T>>
 struct Left {
   std::uint32_t word[share_words<T>];
 };
-/// Of two B (16, 8) side by side.
+/// A share of two B (16, 8) side by side.
 template <class T, Order order = loaded_order<T>>
 struct Right {
   std::uint32_t word[share_words<T>];
 };
-/// Of D (16, 8). Element e of lane L is at lane_map::sums(L, e): two neighbours in row L / 4, two in row L / 4 + 8.
+/// A share of D (16, 8). Element e of lane L is at lane_map::sums(L, e): two neighbours in row L / 4, two in L / 4 + 8.
 struct Sums {
   float value[4];
 };
@@ -179,7 +178,7 @@ struct SharedTile {
 
 namespace tensor_core_detail {
 
-/// The four words that ldmatrix gives the lane with this source, from word `first` of a share on; of f32 in TF32.
+/// Loads the lane's four words from ldmatrix into a share from word `first` on; f32 becomes TF32.
 template <bool is_transposed, int N, class T, int W>
 THIMBLE_DEVICE inline void load_block(std::uint32_t (&to)[N], int first, const SharedTile<T, W>& tile, int row,
                                       int column, Place source) {
@@ -196,7 +195,7 @@ THIMBLE_DEVICE inline void multiply_half(Sums& d, const Left<T, order>& left, co
   for (int step = 0; step < share_words<T> / 4; ++step) {
     const std::uint32_t* const l = left.word + 4 * step;
     const std::uint32_t* const r = right.word + share_words<T> / 2 * half + 2 * step;
-    // In TF32 first the rows, then the places along the sum.
+    // TF32 has the rows first, then the places along the sum.
     const std::uint32_t a[4] = {l[0], l[sizeof(T) == 2 ? 1 : 2], l[sizeof(T) == 2 ? 2 : 1], l[3]}, b[2] = {r[0], r[1]};
     if constexpr (sizeof(T) == 2) {
       multiply_words<T>(d.value, a, b);
@@ -224,7 +223,7 @@ THIMBLE_DEVICE inline Left<T> load_left(const Warp& warp, const SharedTile<T, W>
   return left;
 }
 
-/// Two B: the transpose of that block.
+/// Two B: the transpose of the block that load_left loads.
 template <class T, int W>
 THIMBLE_DEVICE inline Right<T> load_right(const Warp& warp, const SharedTile<T, W>& tile, int row, int column) {
   Right<T> right;
@@ -240,7 +239,7 @@ THIMBLE_DEVICE inline Right<T> load_right(const Warp& warp, const SharedTile<T, 
   return right;
 }
 
-/// Two B: the block as it stands.
+/// Two B: the block that load_left loads.
 template <class T, int W>
 THIMBLE_DEVICE inline Right<T, Order::paired> load_right_transposed(const Warp& warp, const SharedTile<T, W>& tile,
                                                                     int row, int column) {

@@ -1,6 +1,6 @@
 #pragma once
-// Neighbouring elements that a thread reads and writes together, in words of up to 16 bytes, and rows of them. Values
-// are converted by instructions, two at a time, with the bits of core/numbers.
+// Neighbouring elements that a thread reads and writes together, in words of up to 16 bytes, and rows of words.
+// Instructions convert two values at a time, with the bits of core/numbers.
 
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <thimble/core/numbers/quant_code.h>
 #include <thimble/cuda/kernel/kernel.h>
 
-// ---- A kernel written for warps: its lanes, addresses in shared memory, and loads that go there past registers.
+// ---- For kernels written for warps: lanes, addresses in shared memory, and asynchronous loads that bypass registers.
 //
 // Glossary
 // - chunk: 16 bytes, eight elements of 16 bits.
@@ -49,16 +49,16 @@ __device__ inline float load_shared(SharedAddress from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
-/// One chunk.
+/// Stores one chunk.
 __device__ inline void store_shared(SharedAddress to, const std::uint32_t (&words)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                "r"(words[3])
                : "memory");
 }
 
-/// Running loads into shared memory.
+/// Asynchronous loads into shared memory.
 struct AsyncLoads {
-  /// Zeros where the source is missing; `from` must be a valid address all the same.
+  /// Loads zeros unless `is_there`; `from` must be a valid address even then.
   template <int bytes>
   __device__ void load(SharedAddress to, const void* from, bool is_there) {
     const int count = is_there ? bytes : 0;
@@ -149,7 +149,7 @@ THIMBLE_DEVICE inline void widen_pair(std::uint32_t pair, float& low, float& hig
   high = widened(S::from_bits(static_cast<std::uint16_t>(pair >> 16)));
 }
 
-/// packed() of two values, with convert_value's NaN: it keeps their sign.
+/// packed() of two values, with convert_value's NaN, which keeps the sign.
 template <class S>
 THIMBLE_DEVICE inline std::uint32_t with_signed_nan(std::uint32_t pair, float low, float high) {
   constexpr std::uint32_t nan = S::Format::nan_code;
@@ -184,13 +184,13 @@ THIMBLE_DEVICE inline Words<S, count> narrowed(const Wide<S> (&values)[count]) {
   }
 }
 
-/// Whether convert_value<S>(value) > 0: half of the least positive number rounds to 0.
+/// Whether convert_value<S>(value) > 0; half of the least positive number rounds to 0.
 template <class S>
 THIMBLE_DEVICE inline bool is_positive_as(float value) {
   return value > (std::is_same_v<S, f16> ? 0x1p-25f : std::is_same_v<S, bf16> ? 0x1p-134f : 0.0f);
 }
 
-/// Whether convert_value<S>(value) < 6, for S of 16 bits and more: half way below 6 rounds to 6.
+/// Whether convert_value<S>(value) < 6, for S of 16 bits and more; half way below 6 rounds to 6.
 template <class S>
 THIMBLE_DEVICE inline bool is_below_six_as(float value) {
   return value < (std::is_same_v<S, f16> ? 6 - 0x1p-9f : std::is_same_v<S, bf16> ? 6 - 0x1p-6f : 6.0f);
