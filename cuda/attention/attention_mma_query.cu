@@ -3,8 +3,8 @@
 // Policy
 // - Scores are computed twice: here by teams of 64 queries that walk over the keys, and in attention_mma_key.cu by
 //   teams of 64 keys that walk over the queries. That takes seven products instead of five, but every sum has one
-//   order, nothing is added atomically, and no gradient is stored in f32. (One walk over tiles of 64 keys would read and
-//   write 4 D bytes of q's gradient for every 64 scores, in a sequential order.)
+//   order, nothing is added atomically, and no gradient is stored in f32. (One walk over tiles of 64 keys would read
+//   and write 4 D bytes of q's gradient for every 64 scores, in a sequential order.)
 // - q's gradient is computed before k's and v's, which may alias k and v. If it may alias q, it goes to the workspace
 //   in the operands' type, because the other kernel still reads q.
 

@@ -1,5 +1,5 @@
-// cuBLASLt's part in matrix products. c (m, n) in rows is its (n, m), and c^T = b^T a^T. The algorithm is its
-// heuristic's first choice for the descriptor and the declared workspace.
+// Matrix products by cuBLASLt. Our row-major c (m, n) is its column-major (n, m), and c^T = b^T a^T. The algorithm is
+// its heuristic's first choice for the descriptor and the declared workspace.
 
 #include <thimble/cuda/libraries/blas.h>
 
@@ -20,7 +20,7 @@ namespace blas_detail {
 using kernels::Activation;
 using kernels::GemmArgs;
 
-/// A matrix (i, j) of strides (row_stride, column_stride), which becomes its transpose (j, i).
+/// The transpose (j, i) of a matrix (i, j) with strides (row_stride, column_stride).
 BlasColumns columns_of(std::int64_t i, std::int64_t j, std::int64_t row_stride, std::int64_t column_stride) {
   if (column_stride == 1 && (row_stride >= j || i == 1)) return {j, i, row_stride >= j ? row_stride : j, false};
   return {i, j, column_stride >= i ? column_stride : i, true};
@@ -30,7 +30,7 @@ BlasColumns columns_of(std::int64_t i, std::int64_t j, std::int64_t row_stride, 
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace blas_detail;
-  if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm assumes it
+  if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm assumes 16
   const Doing doing(args, workspace_bytes);
   const memory::Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
@@ -173,7 +173,7 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   if (!is_new) return at->second;
   blas_choice_detail::Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(key.workspace_bytes));
-  // Split sums are added in the compute type: not rounded to a result's 16 bits on their way.
+  // Adds split sums in the compute type instead of rounding each to a result's 16 bits.
   preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                  static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);
@@ -187,22 +187,21 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return at->second;
   if (status != CUBLAS_STATUS_SUCCESS) known.erase(at);
   check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
-  if (result.state == CUBLAS_STATUS_SUCCESS)
-    at->second = result.algo;  // else it cannot run, and nothing else was found
+  if (result.state == CUBLAS_STATUS_SUCCESS) at->second = result.algo;  // else the heuristic's only choice cannot run
   return at->second;
 }
 
-// ---- cuBLASLt's part in products of FP8 codes. Its rules for them (its documentation, cublasLtMatmul):
+// ---- Products of FP8 codes by cuBLASLt. Its rules (documentation of cublasLtMatmul):
 //
-//   operands   one E4M3 at least; 16 bytes from row to row and at the beginning; the left one transposed, the right one
-//              not, in its columns: both of ours read along the sum
+//   operands   at least one E4M3; rows and starts aligned to 16 bytes; in its columns the left one transposed, the
+//              right one not, so both of ours run along the sum
 //   scales     f32 in device memory, read when the product runs; they multiply the sum
 //   in blocks  from cuBLAS 12.9 on, on compute capability 9.0: scales along the sum, of 1 x 128 on at least one side;
-//              aligned to 16 bytes, in the orders of core/kernels/fp8.h; rows in multiples of 4, and of 8 on the right
-//              side where that has 1 x 128
-//   result     f32, f16 or bf16; sums in f32, not the faster ones with fewer bits: units of compute capability 9.0 add
-//              some products with about 14 bits, and these sums are then added in f32
-//   bias       of the result's dtype; for f32 it would have to be bf16, so there is none
+//              aligned to 16 bytes, in the orders of core/kernels/fp8.h; rows in multiples of 4, or of 8 on a right
+//              side with 1 x 128
+//   result     f32, f16 or bf16; sums in f32, without the faster mode of fewer bits: units of compute capability 9.0
+//              add some products with about 14 bits, and these sums are then added in f32
+//   bias       of the result's dtype; unsupported for f32, where it would have to be bf16
 
 namespace blas_fp8_detail {
 
@@ -226,7 +225,7 @@ bool library_has_fp8_blocks() noexcept {
     if (!blas_fp8_detail::has_blocks) return false;
     try {
       return blas().cublasLtGetVersion() >= 120900;
-    } catch (const DeviceError&) {  // a dry run uses this build's version; a product reports the error
+    } catch (const DeviceError&) {  // a dry run uses this build's version; products report the error
       return true;
     }
   }();
@@ -282,8 +281,8 @@ bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::si
   return true;
 }
 
-// ---- cuBLASLt's part in products of 8-bit integers: IMMA. Both operands are i8 and read along the sum (TN in its
-// columns), sizes and strides are multiples of 4, pointers too; sums are exact in i32 and stored so.
+// ---- Products of 8-bit integers by cuBLASLt: IMMA. Both operands are i8 and run along the sum (TN in its columns);
+// sizes, strides and addresses are multiples of 4; sums are exact and stored in i32.
 
 bool library_int8_gemm(const Int8Gemm& args) {
   const Doing doing(args, 0);

@@ -32,13 +32,13 @@ struct Blas : LoadedLibrary {
   THIMBLE_LOADED_FUNCTION(cublasLtMatrixLayoutDestroy);
   THIMBLE_LOADED_FUNCTION(cublasLtMatrixLayoutSetAttribute);
 };
-/// Loads it at the first call. Throws DeviceError.
+/// Loads cuBLASLt at the first call. Throws DeviceError.
 const Blas& blas();
 
 /// Throws DeviceError with the call that failed.
 void check_blas(cublasStatus_t status, const char* call);
 
-/// One for each device, made at first use.
+/// The device's handle, made at first use.
 cublasLtHandle_t blas_handle(memory::Device device);
 
 /// For f32, f16, bf16, f8e4m3, f8e5m2, i8, i32.
@@ -50,7 +50,7 @@ struct BlasColumns {
   bool is_transposed;
 };
 
-/// The descriptors of one call; destroyed with it.
+/// Owns the descriptors of one call.
 struct BlasCall {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
@@ -79,7 +79,7 @@ struct BlasKey {
 /// Largest power of two up to 16 that divides an address.
 std::uint32_t blas_alignment(const void* address);
 
-/// The heuristic's first choice, queried once for each key; nullopt where it has no algorithm.
+/// The heuristic's first choice, queried once per key; nullopt if it has no algorithm.
 std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, const BlasCall& call, const BlasKey& key);
 
 }  // namespace thimble::gpu

@@ -1,7 +1,7 @@
-// cuDNN's part in convolutions: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm
-// for each direction. Without cuDNN the project's kernels compute all of them. Descriptors, and algorithms' workspaces,
-// are made once for each shape and kept. Where all images at once would need more workspace than declared (few
-// channels, which the library pads), it takes some of them at a time.
+// Convolutions by cuDNN: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm per
+// direction. Without cuDNN the project's kernels compute all convolutions. Descriptors and the sizes of workspaces are
+// kept per shape. If all images at once need more workspace than declared (few channels, which the library pads), the
+// call runs on some images at a time.
 
 #include <thimble/cuda/runtime/library.h>
 
@@ -52,7 +52,7 @@ struct Dnn : LoadedLibrary {
   THIMBLE_LOADED_FUNCTION(cudnnSetTensor4dDescriptor);
 };
 
-/// Loads it at the first call. Throws DeviceError.
+/// Loads cuDNN at the first call. Throws DeviceError.
 const Dnn& dnn() {
   static const Dnn& library = *new Dnn;  // destructors at exit may still call it
   return library;
@@ -88,7 +88,7 @@ struct Descriptors {
   cudnnTensorDescriptor_t x = nullptr, y = nullptr;
   cudnnFilterDescriptor_t weight = nullptr;
   cudnnConvolutionDescriptor_t conv = nullptr;
-  /// Bytes for each direction, once queried; nullopt when the library cannot.
+  /// Bytes per direction, once queried; nullopt if the library cannot compute it.
   std::map<const char*, std::optional<std::size_t>> workspaces;
 
   Descriptors(const ConvShape& s, DType dtype, bool is_exact) {
@@ -125,7 +125,7 @@ struct Descriptors {
   }
 };
 
-/// Sizes that the library counts in int.
+/// True if all sizes fit in int, which the library uses.
 bool is_countable(const ConvShape& s) {
   constexpr std::int64_t most = 0x7fffffff;
   return s.images * s.height * s.width * s.channels <= most &&
@@ -154,9 +154,8 @@ Descriptors& descriptors_of(memory::Device device, const ConvShape& s, DType dty
   return *made;
 }
 
-/// One direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image,
-/// bytes), once, or for some images after the other where they are separable. False when the library cannot, or needs
-/// more workspace.
+/// Runs one direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image,
+/// bytes), once, or for groups of images if they are separable. False if the library cannot, or needs more workspace.
 template <class Ask, class Run>
 bool run_within(std::size_t workspace_bytes, const char* direction, const ConvShape& shape, DType dtype,
                 bool are_separable, const Ask& ask, const Run& run) {
@@ -197,7 +196,7 @@ bool run_within(std::size_t workspace_bytes, const char* direction, const ConvSh
   return true;
 }
 
-/// The begin of image `first`, with `elements` each.
+/// Address of image `first`; an image has `elements`.
 const void* image_at(const void* images, std::int64_t first, std::int64_t elements, DType dtype) {
   return static_cast<const std::byte*>(images) + first * elements * static_cast<std::int64_t>(size_of(dtype));
 }
@@ -246,7 +245,7 @@ bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* works
       });
 }
 
-// Sums over images: in f32 they may be added in parts, in 16 bits each part would be rounded.
+// Sums over images: f32 allows to add them group by group, 16 bits would round each group's sum.
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   const Doing doing(args, workspace_bytes);

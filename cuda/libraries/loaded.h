@@ -26,5 +26,5 @@ class LoadedLibrary {
 
 }  // namespace thimble::gpu
 
-/// A member of a LoadedLibrary: the library's function of that name.
+/// Declares a member of a LoadedLibrary with the library's function `name`.
 #define THIMBLE_LOADED_FUNCTION(name) decltype(&::name) name = find<decltype(&::name)>(#name)

@@ -1,4 +1,4 @@
-// Convolutions on CUDA devices: cuDNN where it supports the convolution, else products in tiles whose operands are read
+// Convolutions on CUDA devices: by cuDNN if it supports the convolution, else as tiled products whose operands are read
 // through the convolution's indices (an implicit matrix, never in memory). A group is a matrix of a batch.
 
 #include <thimble/core/kernels/cuda_workspace.h>
@@ -40,7 +40,7 @@ struct Sizes {
   std::int64_t inputs() const { return images * height * width; }
   std::int64_t taps() const { return kernel_h * kernel_w; }
 
-  /// The element of x that output pixel `pixel` meets at tap `tap` in channel `channel` of all; -1 outside.
+  /// The element of x that output pixel `pixel` reads at tap `tap`, channel `channel` of all; -1 outside the image.
   THIMBLE_DEVICE std::int64_t input_of(std::int64_t pixel, std::int64_t tap, std::int64_t channel) const {
     const std::int64_t ow = pixel % out_width, oh = pixel / out_width % out_height,
                        image = pixel / out_width / out_height;
@@ -49,7 +49,7 @@ struct Sizes {
     if (ih < 0 || ih >= height || iw < 0 || iw >= width) return -1;
     return ((image * height + ih) * width + iw) * channels + channel;
   }
-  /// The output pixel that meets input pixel `pixel` at tap `tap`; -1 for none.
+  /// The output pixel that reads input pixel `pixel` at tap `tap`, or -1.
   THIMBLE_DEVICE std::int64_t output_of(std::int64_t pixel, std::int64_t tap) const {
     const std::int64_t iw = pixel % width, ih = pixel / width % height, image = pixel / width / height;
     const std::int64_t h = ih + pad_top - tap / kernel_w * dilation_h, w = iw + pad_left - tap % kernel_w * dilation_w;
@@ -138,7 +138,7 @@ struct Outputs {
   }
 };
 
-// Sums, optionally added to the previous values; `row` and `column` locate element (i, j) of a group.
+// Stores sums, or adds them to the previous values; `row` and `column` locate element (i, j) of a group.
 template <class T>
 struct Sums {
   std::int64_t group_stride, row_stride;

@@ -1,10 +1,10 @@
-// FP8 operands on CUDA devices: scales, codes, codes transposed, and their values. A magnitude is a maximum of integers
-// and a code depends only on its number and the scale, so all bits equal the CPU's, however the work is cut:
+// FP8 operands on CUDA devices: scales, codes, transposed codes, and decoded values. A magnitude is a maximum of
+// integers and a code depends only on its number and the scale, so all bits equal the CPU's for any division of work:
 //
-//   scale   parts of the tensor side by side, then a team for their maximum and the record; no word of it to the host
-//   cast    eight numbers a thread
+//   scale   teams take parts of the tensor, then one team their maximum and the record; the host reads nothing
+//   cast    eight numbers per thread
 //   turn    tiles of 64 x 64 through shared memory, written along the rows both ways
-//   scales  of blocks as products read them, both operands' at once
+//   scales  places both operands' block scales as products read them
 
 #include <algorithm>
 #include <cmath>
@@ -21,16 +21,16 @@
 
 namespace thimble::cuda_kernels {
 
-// ---- Products of FP8 codes: cuBLASLt's on devices with FP8 units, where it supports the product; else tiles that
-// decode their input, in the order of the CPU's chains. And the operations that cuBLASLt lacks: activation functions,
-// their kept inputs, and the bias of a result in f32.
+// ---- Products of FP8 codes: by cuBLASLt on devices with FP8 units if it supports the product, else by tiles that
+// decode their input, in the order of the CPU's chains. Also the operations that cuBLASLt lacks: activation functions,
+// storing their inputs, and the bias of an f32 result.
 
 namespace fp8_product_detail {
 
 using kernels::Activation;
 using kernels::Fp8GemmArgs;
 
-// Element (row, p) of an operand whose rows run along the sum; a right operand takes (p, row).
+// Element (row, p) of an operand whose rows run along the sum; a right operand is indexed (p, row).
 template <class F, bool is_right>
 struct Codes {
   const F* codes;
@@ -41,7 +41,7 @@ struct Codes {
   }
 };
 
-// Likewise in blocks: the codes' values, exact in f32.
+// Codes with block scales: their scaled values, exact in f32.
 template <class F, bool is_right>
 struct BlockCodes {
   const F* codes;
@@ -56,7 +56,7 @@ struct BlockCodes {
   }
 };
 
-// v becomes act(v), and is kept on request.
+// Stores act(v), and v if requested.
 struct Finish {
   void* c;
   std::int64_t row_stride;
@@ -74,7 +74,7 @@ struct Finish {
 
 struct Result {
   Finish finish;
-  const float* a_scale;  // null in blocks, where it is already applied
+  const float* a_scale;  // null with block scales, which are already applied
   const float* b_scale;
   THIMBLE_DEVICE void store(std::int64_t, std::int64_t i, std::int64_t j, float sum) const {
     if (a_scale) sum *= static_cast<float>(static_cast<double>(*a_scale) * static_cast<double>(*b_scale));
@@ -82,7 +82,7 @@ struct Result {
   }
 };
 
-// The library's stored result, finished.
+// Finishes the library's stored result.
 struct FinishStored {
   Finish finish;
   const void* stored;
@@ -150,8 +150,8 @@ namespace fp8_cuda_detail {
 using namespace cuda_kernels;
 
 constexpr std::int64_t most_parts = 1024;
-constexpr std::int64_t part_values = 1 << 14;                     // at least, where a tensor is split
-THIMBLE_DEVICE_GLOBAL std::uint32_t part_magnitudes[most_parts];  // written and read in the order of one stream
+constexpr std::int64_t part_values = 1 << 14;                     // minimum per part of a split tensor
+THIMBLE_DEVICE_GLOBAL std::uint32_t part_magnitudes[most_parts];  // one stream orders writes and reads
 
 // f.template operator()<S>() for the dtypes that become FP8.
 template <class F>
@@ -166,7 +166,7 @@ void with_code(DType dtype, F&& f) {
   f.template operator()<quant::Float8Code<f8e5m2>>();
 }
 
-// The largest magnitude of a part; skipped where the scale is known and nothing is recorded.
+// Finds the largest magnitude of a part; skipped if the scale is known and nothing is recorded.
 template <class S>
 struct PartMagnitude {
   static constexpr int threads = 256;
@@ -198,7 +198,7 @@ struct PartMagnitude {
   }
 };
 
-// The scale, and the record of the amax: fp8_cpu.cpp's rule.
+// Computes the scale and records the amax, by the rule of fp8_cpu.cpp.
 struct MakeScale {
   static constexpr int threads = 256;
   std::int64_t parts;
@@ -270,7 +270,7 @@ THIMBLE_DEVICE inline Words<std::uint8_t, 8> make_codes(const Words<S, 8>& from,
   return codes;
 }
 
-// fp8_value_bits of eight codes; NaN may be another one.
+// fp8_value_bits of eight codes; NaN may have other bits.
 template <class Code>
 THIMBLE_DEVICE inline Words<std::uint16_t, 8> values_of_codes(const Words<std::uint8_t, 8>& codes, float factor) {
   float values[8];
@@ -337,18 +337,18 @@ struct GivenCodes {
   THIMBLE_DEVICE static Words<std::uint8_t, 8> code(const Words<std::uint8_t, 8>& given, float) { return given; }
 };
 
-// A thread takes four rows of eight columns, and each of their columns becomes a word of shared memory.
+// A thread takes four rows of eight columns and stores each column as a word of shared memory.
 template <class Source>
 struct Turn {
   static constexpr int threads = 128, tile = 64, wide = 8, quads = tile / 4, across = tile / wide;
-  static constexpr int pitch = quads + 1;  // words of a column: the ones that a warp writes lie in 32 banks
+  static constexpr int pitch = quads + 1;  // words of a column; padded so that a warp writes to 32 banks
   static constexpr std::size_t shared_bytes = tile * pitch * sizeof(std::uint32_t);
   Source source;
   std::int64_t rows, columns, row_stride;
   std::uint8_t* codes;  // may be null
   std::uint8_t* turned;
   std::int64_t turned_stride;
-  bool aligned;  // eights of a row, as they are read and written
+  bool aligned;  // a row's eights are aligned for reading and writing
 
   std::int64_t teams() const { return ((columns + tile - 1) / tile) * ((turned_stride + tile - 1) / tile); }
 
@@ -463,7 +463,7 @@ void decode(const Fp8DecodeArgs& a) {
   });
 }
 
-// A byte read and four written for each block: its order matters little.
+// Reads a byte and writes four per block, so its access order matters little.
 struct PlaceScales {
   PlaceFp8Scales scales;
   THIMBLE_DEVICE void operator()(std::int64_t i) const { scales(i); }

@@ -1,5 +1,5 @@
-// Matrix products on CUDA devices: cuBLASLt where it supports the product, else tiles in the order of the CPU's
-// kernels. And the table of the family.
+// Matrix products on CUDA devices: by cuBLASLt if it supports the product, else by tiles in the order of the CPU's
+// kernels. Also the table of the family.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/matmul.h>
@@ -10,7 +10,7 @@
 namespace thimble::cuda_kernels {
 namespace matmul_cuda_detail {
 
-// Neighbours in 16 bytes.
+// Activates the elements in 16 bytes.
 template <class S>
 struct ActivateWords {
   static constexpr int count = word_elements<S>;
@@ -58,7 +58,7 @@ namespace matmul_cuda_detail {
 
 using namespace cuda_kernels;
 
-// The begin of matrix `number` of the batch in each operand.
+// Locates matrix `number` of the batch in each operand.
 struct Batch {
   int rank;
   std::int64_t sizes[max_gemm_batch_rank];
@@ -147,8 +147,8 @@ void multiply_typed(const GemmArgs& args) {
                 args.accumulate, args.bias, args.activation, args.pre_activation});
 }
 
-// The library's stored result, rounded, through the activation: the same bits whether its input is kept or not. (The
-// library's relu does not specify NaN.)
+// Applies the activation to the library's stored, rounded result, so the bits do not depend on whether the input is
+// kept. (The library's relu does not specify NaN.)
 struct Activate {
   Batch batch;
   std::int64_t m, n, row_stride;
@@ -212,7 +212,7 @@ struct BlockSums {
   }
 };
 
-// The same for four neighbouring columns.
+// BlockSums for four neighbouring columns.
 template <class S>
 struct BlockSumsOfWords {
   std::int64_t rows, words;  // words of a row

@@ -11,7 +11,7 @@ namespace pool_cuda_detail {
 
 using namespace cuda_kernels;
 
-// In 32 bits, whose divisions are fast: no side of an image has more elements.
+// 32 bits suffice for a side of an image, and their divisions are fast.
 struct Axis {
   int in, out, kernel, stride, padding, dilation;
   Axis(const PoolWindows& p, std::size_t axis)
@@ -48,7 +48,7 @@ struct Windows {
     int h, w;
     std::int64_t channel;
   };
-  /// Of element `at`, or of a word of neighbouring channels, where `channels` counts words.
+  /// Place of element `at`, or of a word of neighbouring channels if `channels` counts words.
   THIMBLE_DEVICE static Place place(std::int64_t at, std::int64_t channels, int height, int width) {
     if (((at | channels) >> 32) == 0) {
       const auto of = [](std::int64_t size) { return static_cast<std::uint32_t>(size); };
@@ -191,7 +191,7 @@ struct MaxGradientOfWords {
   }
 };
 
-// f.template operator()<S>() where eight channels can be taken together; else returns false.
+// Calls f.template operator()<S>() if eight channels can be taken together; else returns false.
 template <class F>
 bool in_words(DType dtype, const PoolWindows& windows, std::initializer_list<const void*> operands, F&& f) {
   return windows.channels % 8 == 0 && pool_tap_dtype(windows.taps()) == DType::u8 && are_aligned(operands) &&

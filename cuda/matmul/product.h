@@ -1,6 +1,6 @@
 #pragma once
-// Products of matrices in tiles, for operands that are functions of their indices: products that no library computes
-// (any strides, integers, f64 and 8-bit floats, padding on one side), and all products without a library.
+// Tiled matrix products for operands that are functions of their indices: products that no library computes (any
+// strides, integers, f64 and 8-bit floats, padding on one side), and all products without a library.
 
 #include <cstdint>
 #include <type_traits>
@@ -23,7 +23,7 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
   return x;
 }
 
-/// The same for a result stored as `dtype`.
+/// activate() for a result stored as `dtype`.
 template <class T>
 THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x, DType dtype) {
   if constexpr (std::is_same_v<T, float>) {
@@ -32,7 +32,7 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x, DType dtyp
   return activate(activation, x);
 }
 
-/// c = activate(activation, stored) of dense elements of one dtype, 16 bytes at a time; the two may alias. False when
+/// c = activate(activation, stored) for dense elements of one dtype, 16 bytes at a time; c may alias stored. False if
 /// dtype, count or addresses do not fit words.
 bool activate_words(kernels::Activation activation, const void* stored, void* c, DType dtype, std::int64_t elements);
 
@@ -41,7 +41,7 @@ bool activate_words(kernels::Activation activation, const void* stored, void* c,
 template <class T, class A, class B, class C>
 struct Product {
   static constexpr int threads = 256, tile = 32, depth = 16, chain_elements = 256;
-  static constexpr int pitch = tile + 2;  // of a's rows: 32 lanes that store 16 x 2 of them meet 32 banks
+  static constexpr int pitch = tile + 2;  // of a's rows, so that 32 lanes that store 16 x 2 elements use 32 banks
   static constexpr std::size_t shared_bytes = (pitch + tile) * depth * sizeof(T);
   std::int64_t m, n, k;
   A a;

@@ -1,4 +1,4 @@
-// Batch norm and group norm on CUDA devices, forward, and the table of the family. Statistics have the CPU's order.
+// Batch norm and group norm on CUDA devices, forward, and the table of the family. Statistics sum in the CPU's order.
 
 #include <algorithm>
 #include <cmath>
@@ -14,17 +14,17 @@
 
 namespace thimble::cuda_kernels::channel_norm_cuda_detail {
 
-// ---- Shared by forward and backward of batch norm and group norm on CUDA devices: cutting, coefficients, relu.
+// ---- Shared by forward and backward of batch norm and group norm on CUDA devices: grids, coefficients, tails.
 
 using kernels::channel_norm_block;
 using kernels::channel_norm_stretch;
 using kernels::NormTail;
 
-/// Teams that take one range of rows of up to `columns` channels: block after block in the lanes, as
+/// Each team takes one range of rows of up to `columns` channels, block after block in the lanes, as in
 /// cuda/reduce/reduce.cu.
 struct StretchGrid {
-  static constexpr int single_columns = 32;                  ///< where a thread has one
-  static constexpr int word_columns = 4 * columns_together;  ///< where it has a word of them
+  static constexpr int single_columns = 32;                  ///< if a thread takes one channel
+  static constexpr int word_columns = 4 * columns_together;  ///< if a thread takes a word of channels
   int columns;
   std::int64_t rows, channels, stretches, groups;
 
@@ -60,7 +60,7 @@ struct Coefficients {
   THIMBLE_DEVICE T* more(int array) const { return centre + array * count; }
 };
 
-/// The tail behind n = (x - centre) scale + offset; `round` rounds a value to the dtype.
+/// Applies the tail to n = (x - centre) scale + offset; `round` rounds a value to the dtype.
 template <class T, class Round>
 THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round) {
   if (tail == NormTail::add_relu) n = round(n) + residual;
@@ -69,8 +69,8 @@ THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round)
   return tail != NormTail::none && n < T(0) ? T(0) : n;
 }
 
-/// dx of an element whose gradient before the tail is g and whose distance to the centre is d; `part` and `product` are
-/// the statistics' terms.
+/// dx of an element with gradient g before the tail and distance d to the centre; `part` and `product` are the terms
+/// from the statistics.
 template <class T>
 THIMBLE_DEVICE inline T input_gradient(T g, T scale, T d, T part, T product) {
   return scale * g - (part + d * product);
@@ -105,7 +105,7 @@ Coefficients<T> fill_coefficients(const Args& args) {
 template <class S>
 using Eight = Words<S, 8>;
 
-/// Elements in eights: rows are a whole number of them, and there are few enough for cheap divisions.
+/// Elements in eights: a row is a whole number of eights, and 32-bit divisions suffice.
 struct EightGrid {
   std::uint32_t instances, rows, parts;  // eights of a row
 
@@ -117,7 +117,7 @@ struct EightGrid {
   }
 };
 
-/// f.template operator()<S>(grid, eights) where a kernel can take elements of S in eights: T is float, S f32, f16 or
+/// Calls f.template operator()<S>(grid, eights) if a kernel can take elements of S in eights: T is float, S f32, f16 or
 /// bf16, rows are a multiple of 8 channels, and every non-null operand is aligned to 16 bytes. Else returns false.
 template <class T, class Args, class F>
 bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initializer_list<const void*> operands,
@@ -134,7 +134,7 @@ bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initiali
   return false;
 }
 
-/// f.template operator()<S>(grid) where a kernel can take four neighbouring channels of S together, as in_eights.
+/// Calls f.template operator()<S>(grid) if a kernel can take four neighbouring channels of S together, as in_eights.
 template <class T, class Args, class F>
 bool in_columns([[maybe_unused]] const Args& args, [[maybe_unused]] std::initializer_list<const void*> operands,
                 [[maybe_unused]] F&& f) {
@@ -162,7 +162,7 @@ using kernels::Moments;
 using kernels::RunningStatisticsArgs;
 using kernels::shifted_moments;
 
-// Moments of every range of rows, for every instance and channel: all means of a range, then all M2.
+// Moments of every range of rows per instance and channel: first all means of a range, then all M2.
 template <class T>
 struct StretchMoments {
   static constexpr int threads = 256;
@@ -323,7 +323,7 @@ THIMBLE_DEVICE inline void update_running(void* running, DType dtype, std::int64
   store_total(running, dtype, at, (1 - momentum) * load_wide(running, dtype, at) + momentum * value);
 }
 
-// Merges the channels of each group; mean, rstd and the running statistics.
+// Merges the channels of each group into mean, rstd and the running statistics.
 template <class T>
 struct GroupStatistics {
   StretchGrid grid;
@@ -370,7 +370,7 @@ struct GroupStatistics {
   }
 };
 
-// Eight neighbouring elements: one byte of a mask.
+// Normalizes eight neighbouring elements, which share a byte of the mask.
 template <class T>
 struct Normalize {
   std::int64_t rows, channels, elements;
@@ -401,7 +401,7 @@ struct Normalize {
   }
 };
 
-// The same for rows in eights.
+// Normalize for rows in eights.
 template <class S>
 struct NormalizeEights {
   EightGrid grid;
@@ -599,7 +599,7 @@ struct StretchSums {
   }
 };
 
-/// Whether the gradient passes a tail that finds that in n, which is not rounded yet.
+/// Whether the gradient passes a tail that decides by n, which is not rounded yet.
 template <class S>
 THIMBLE_DEVICE inline bool passes_tail(NormTail tail, float n) {
   return is_positive_as<S>(n) && (tail == NormTail::relu || is_below_six_as<S>(n));
@@ -737,7 +737,7 @@ struct GradientCoefficients {
   }
 };
 
-// The instances' sums of each channel.
+// Sums each channel over the instances.
 struct ParameterGradient {
   std::int64_t instances, stride;
   const double* sums;
@@ -780,7 +780,7 @@ struct InputGradients {
   }
 };
 
-// The same for rows in eights: reads everything before writing, because buffers may alias.
+// Input gradients for rows in eights; reads everything before it writes, because buffers may alias.
 template <class S>
 struct InputGradientsEights {
   EightGrid grid;

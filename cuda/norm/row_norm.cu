@@ -1,5 +1,5 @@
-// Layer norm and RMS norm on CUDA devices: a warp or a team for each row, in words; the parameters' gradients in blocks
-// of rows, in the CPU's order.
+// Layer norm and RMS norm on CUDA devices. A warp or a team takes a row, in words; the parameters' gradients are summed
+// in blocks of rows, in the CPU's order.
 
 #include <cmath>
 
@@ -15,7 +15,7 @@ namespace row_norm_cuda_detail {
 using kernels::RowNormArgs;
 using kernels::RowNormGradArgs;
 
-// Elements of a parameter for a word of a row; `other` where there is none.
+// Reads a parameter's elements for a word of a row; `other` if the parameter is null.
 template <class T, int count>
 THIMBLE_DEVICE inline void read_parameter(const T* from, std::int64_t at, int n, T other, T (&values)[count]) {
   constexpr int together = 16 / static_cast<int>(sizeof(T));
@@ -75,7 +75,8 @@ struct Forward {
     });
     double variance = threads.sum(static_cast<double>(second)) * inverse_length;
     T row_mean = 0, row_rstd = 0;
-    constexpr bool may_leave = std::is_same_v<S, float> || std::is_same_v<S, bf16>;  // others have few exponents
+    constexpr bool may_leave =
+        std::is_same_v<S, float> || std::is_same_v<S, bf16>;  // other types have smaller exponents
     if (may_leave && kernels::leaves_f32(variance, epsilon)) {
       row_mean = static_cast<T>(is_centred ? wide_mean(threads, from, 0.0, false) : 0);
       row_rstd = static_cast<T>(1 / std::sqrt(wide_mean(threads, from, static_cast<double>(row_mean), true) + epsilon));
@@ -190,7 +191,7 @@ struct Sums {
   THIMBLE_DEVICE T xhat(std::int64_t row, T x) const { return (x - (mean ? mean[row] : T(0))) * rstd[row]; }
 };
 
-// For one column.
+// Block sums of one column.
 template <class T>
 struct BlockSums {
   Sums<T> sums;
@@ -211,7 +212,7 @@ struct BlockSums {
   }
 };
 
-// For four neighbouring columns.
+// Block sums of four neighbouring columns.
 template <class S>
 struct BlockSumsOfWords {
   Sums<float> sums;

@@ -1,6 +1,6 @@
-// Adafactor on CUDA devices: a launch for each phase of many parameters, eight neighbours of a row a thread at a time.
-// Sums have the CPU's order, so the bits equal the CPU's: the eight lanes of a tile are chains of additions that a
-// thread makes side by side, tile by tile and row by row, and are then added in order. Where a parameter's rows do not
+// Adafactor on CUDA devices: one launch per phase for many parameters; a thread takes eight neighbours of a row at a
+// time. Sums have the CPU's order, so the bits equal the CPU's: a thread runs the eight lanes of a tile as parallel
+// chains of additions, tile by tile and row by row, and then adds the lanes in order. If a parameter's rows do not
 // begin at words of 16 bytes, the eight are read one by one.
 
 #include <cmath>
@@ -19,12 +19,12 @@ using namespace cuda_kernels;
 constexpr std::int64_t tile = AdafactorArgs::tile, shares = AdafactorArgs::shares, stretch = AdafactorArgs::stretch;
 constexpr int lanes = AdafactorArgs::lanes;
 constexpr int team_threads = 256;
-constexpr std::int64_t most_tiles = 256;  // whose sums a team has at a time, of at most as many rows
+constexpr std::int64_t most_tiles = 256;  // a team sums at a time, from at most as many rows
 constexpr std::size_t shared_bytes = (most_tiles * lanes + most_tiles) * sizeof(double);
-constexpr std::int64_t column_tile = 32;         // columns of a team
-constexpr std::int64_t elements_of_team = 4096;  // with separate elements
+constexpr std::int64_t column_tile = 32;         // columns per team
+constexpr std::int64_t elements_of_team = 4096;  // per team, in phases that treat elements separately
 
-// Of each parameter of a launch, between the kernels of one update, which run in the order of one stream.
+// Sums of each parameter, passed between the kernels of one update, which run in the order of one stream.
 struct Totals {
   double parameter_sums[shares], update_sums[shares];
   float row_mean, clipping, step_length;
@@ -46,7 +46,7 @@ struct List {
   FactoredTable table;
 };
 
-// One of them, and a team's share of it.
+// A parameter, and a team's part of it.
 struct Problem {
   std::int64_t n, rows, columns, unit;  // unit: the team's index in this parameter
   Parameter p;
@@ -55,7 +55,7 @@ struct Problem {
   float *row_moment, *column_moment, *first;
   const AdafactorRule& rule;
   Totals& totals;
-  bool has_words;  // eight neighbours from a multiple of 8 of a row on are words of 16 bytes, of all arrays
+  bool has_words;  // in all arrays, eights from a multiple of 8 in a row on are words of 16 bytes
 
   THIMBLE_DEVICE Problem(const List& list, int index, std::int64_t team)
       : n(list.table.entries[index].n),
@@ -83,7 +83,7 @@ struct Problem {
     return static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(columns);
   }
 
-  /// Of eight neighbours from `column` of a row on, `count` of which exist; the others are any numbers.
+  /// Values of eight neighbours from `column` of a row on; only `count` exist, the others are arbitrary.
   THIMBLE_DEVICE void parameters(std::int64_t row, std::int64_t column, int count, Eights& values) const {
     const std::int64_t i = row * columns + column;
     has_words ? p.get_eights(i, n, values) : p.get_singly(i, count, values);
@@ -112,7 +112,7 @@ struct Problem {
                            Eights& values) const {
     has_words ? read_eights(data, dtype, at, end, values) : read_singly(data, dtype, at, count, values);
   }
-  /// The first `count` of eight numbers of the second moments, where they are not factored.
+  /// Writes the first `count` of eight second moments that are not factored.
   THIMBLE_DEVICE void write_moments(std::int64_t at, int count, const Eights& values) const {
     if (has_words) return put_eights(column_moment, at, n, narrowed<float>(values));
     THIMBLE_UNROLL
@@ -121,16 +121,15 @@ struct Problem {
     }
   }
   THIMBLE_DEVICE std::int64_t share() const { return (rows + shares - 1) / shares; }
-  /// The elements of a team with a range of them.
+  /// The team's range of elements, in phases that treat elements separately.
   THIMBLE_DEVICE std::int64_t begin() const { return unit * elements_of_team; }
   THIMBLE_DEVICE std::int64_t end() const { return begin() + elements_of_team < n ? begin() + elements_of_team : n; }
 };
 
 THIMBLE_DEVICE inline int at_most_eight(std::int64_t count) { return count < 8 ? static_cast<int>(count) : 8; }
 
-// The sums over rows [begin, end) of the squares, plus `more` each, of the results of read(row, column, count,
-// Eights&), in the order of tiles and lanes. All rows of a batch are done before the next one begins; batch_done(first
-// row, rows of it, their sums).
+// For rows [begin, end), sums the squares of the values from read(row, column, count, Eights&), plus `more` each, in
+// the order of tiles and lanes. Completes a batch of rows before the next; calls batch_done(first row, rows, sums).
 template <class Team, class Read, class Done>
 THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, std::int64_t columns, double more,
                              const Read& read, const Done& batch_done) {
@@ -165,11 +164,11 @@ THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, s
       team.sync();
     }
     batch_done(row, n, row_sums);
-    team.sync();  // the next batch takes their place
+    team.sync();  // the next batch overwrites the sums
   }
 }
 
-// The sum over the rows of each share: of parameters, or of updates before clipping.
+// Sums each share's rows: of parameters, or of updates before clipping.
 template <bool of_updates>
 struct ShareSums {
   static constexpr int threads = team_threads;
@@ -180,7 +179,7 @@ struct ShareSums {
     const std::int64_t share = problem.unit;
     const std::int64_t begin = share * problem.share();
     const std::int64_t end = begin + problem.share() < problem.rows ? begin + problem.share() : problem.rows;
-    double total = 0;  // the first thread's
+    double total = 0;  // on the first thread
     sum_rows(
         team, begin, end, problem.columns, 0.0,
         [&](std::int64_t row, std::int64_t column, int count, Eights& x) {
@@ -216,7 +215,7 @@ struct RowMoments {
   }
 };
 
-// Of 32 columns, eight a thread: `groups` ranges of rows side by side, added in order.
+// Second moments of 32 columns, eight per thread: `groups` ranges of rows in parallel, added in order.
 struct ColumnMoments {
   static constexpr int threads = team_threads;
   static constexpr int width = static_cast<int>(column_tile) / lanes, groups = threads / width;
@@ -230,7 +229,7 @@ struct ColumnMoments {
     const std::int64_t first = problem.unit * column_tile, column = first + rank % width * lanes;
     const int there = column < problem.columns ? at_most_eight(problem.columns - column) : 0;
     const Shared<double> sums = team.template shared<double>();  // (groups, column_tile)
-    double total = 0;                                            // of a column, on the first threads
+    double total = 0;                                            // a column's, on the first threads
     for (std::int64_t begin = 0; begin < problem.rows; begin += groups * stretch) {
       const std::int64_t row = begin + group * stretch;
       const std::int64_t row_end = row + stretch < problem.rows ? row + stretch : problem.rows;
@@ -253,7 +252,7 @@ struct ColumnMoments {
   }
 };
 
-// The mean of the rows' moments, in shares.
+// The mean of the rows' moments, summed in shares.
 struct RowMean {
   static constexpr int threads = static_cast<int>(shares);
   List list;
@@ -297,7 +296,7 @@ struct ElementMoments {
   }
 };
 
-// Values shared by all elements of the update.
+// Computes the values that all elements of the update share.
 struct FindLength {
   List list;
   THIMBLE_DEVICE static double mean(const Problem& problem, const double* sums) {
@@ -327,7 +326,7 @@ struct Update {
       momentum = rule.momentum(momentum, u, clipping);
       return momentum;
     };
-    if (!problem.has_words) {  // eight neighbours may be of two rows
+    if (!problem.has_words) {  // eight neighbours may span two rows
       for (std::int64_t i = problem.begin() + team.rank(); i < problem.end(); i += Team::size) {
         const std::int64_t row = problem.row_of(i);
         Eights u;
@@ -354,7 +353,7 @@ struct Update {
 
 std::int64_t in_parts(std::int64_t n, std::int64_t part) { return (n + part - 1) / part; }
 
-// The list with teams_of(entry) teams for each that has elements.
+// The list with teams_of(entry) teams for each entry that has elements.
 template <class TeamsOf>
 List with_teams(const List& list, const TeamsOf& teams_of) {
   List phase = list;
@@ -367,7 +366,7 @@ List with_teams(const List& list, const TeamsOf& teams_of) {
   return phase;
 }
 
-// A launch of a phase; none where no entry has teams.
+// Launches a phase, unless no entry has teams.
 template <class Body, class TeamsOf>
 void run_phase(const List& list, std::size_t shared_bytes, const TeamsOf& teams_of) {
   static_assert(sizeof(Body) <= most_argument_bytes);
@@ -397,7 +396,7 @@ void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
   run_phase<Update>(list, 0, [](const FactoredEntry& e) { return in_parts(e.n, elements_of_team); });
 }
 
-// Teams of any phase, at most.
+// Upper bound of the teams of any phase.
 std::int64_t most_teams_of(const AdafactorArgs& a) {
   const std::int64_t n = a.rows * a.columns;
   return n > 0 ? in_parts(n, RowMoments::batch) + shares : 0;

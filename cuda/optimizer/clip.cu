@@ -1,4 +1,4 @@
-// The gradients' norm and clipping on CUDA devices, a launch for many gradients.
+// Norm and clipping of gradients on CUDA devices, with a launch for many gradients.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace clip_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Sums of squares of ranges, and the factor of clipping: written and read by kernels of one stream, in order.
+// Sums of squares of ranges, and the factor of clipping. Kernels of one stream write and read them in order.
 constexpr std::int64_t most_sums = 1 << 12;
 THIMBLE_DEVICE_GLOBAL double stretch_sums[most_sums];
 THIMBLE_DEVICE_GLOBAL double clip_factor;
@@ -38,8 +38,8 @@ struct SumStretches {
   }
 };
 
-// The same of gradients that begin at multiples of 16 bytes: they come in words, and through shared memory to the
-// threads that square them.
+// For gradients that begin at multiples of 16 bytes: loads words, and passes them through shared memory to the threads
+// that square them.
 template <class S>
 struct SumStretchesOfWords {
   static constexpr int threads = 256, count = word_elements<S>;
@@ -74,12 +74,12 @@ struct SumStretchesOfWords {
   }
 };
 
-// Adds the sums of a gradient's ranges one after the other: a rank with only some of the ranges adds them alike.
+// Adds the sums of a gradient's ranges one after the other, as a rank with only some of the ranges does.
 struct AddStretches {
   UpdateTable table;
   bool continues;  // starts from the value in the gradient's sum
   THIMBLE_DEVICE void operator()(std::int64_t index) const {
-    constexpr std::int64_t ahead = 16;  // loads that do not wait for sums
+    constexpr std::int64_t ahead = 16;  // loads in flight ahead of the sums
     const UpdateEntry entry = table.entries[index];
     const std::int64_t end = table.begins[index] + square_stretches_of(entry.n);
     auto* const sum = static_cast<double*>(entry.p);
@@ -153,7 +153,7 @@ struct Scale {
   }
 };
 
-// The same of gradients that begin at multiples of 16 bytes.
+// For gradients that begin at multiples of 16 bytes.
 struct ScaleEights {
   static constexpr int threads = 256;
   DType dtype;

@@ -1,5 +1,5 @@
-// Optimizer updates on CUDA devices: a launch for many parameters, a team for each range of one, or for each block of
-// its 8-bit moments, which exist only in registers.
+// Optimizer updates on CUDA devices. One launch updates many parameters; a team takes a range of one, or a block of its
+// 8-bit moments, which are decoded only in registers.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ struct Step {
   RandomSite site;
 };
 
-// The new value of an element; moments that the rule lacks stay unchanged.
+// Returns an element's new value and updates the moments that the rule has.
 template <class Rule, class T>
 THIMBLE_DEVICE T updated(const Rule& rule, T p, T g, T& first, T& second) {
   if constexpr (Rule::moments == 0) {
@@ -130,7 +130,7 @@ struct Codes {
   template <class Team>
   THIMBLE_DEVICE quant::BlockScale rescale(Team& team, std::int64_t block, std::uint32_t own_magnitude) const {
     const quant::BlockScale s = quant::block_scale(team.max(own_magnitude), Code::largest, DType::f32);
-    if (team.rank() == 0) scales[block] = s.scale;  // all threads have read it: max() is a barrier
+    if (team.rank() == 0) scales[block] = s.scale;  // max() is a barrier, so all threads have read the old scale
     return s;
   }
   THIMBLE_DEVICE float decode(std::int64_t i, float scale) const {
@@ -138,7 +138,7 @@ struct Codes {
   }
   THIMBLE_DEVICE void encode(std::int64_t i, const quant::BlockScale& s, float x) const { codes[i] = code_of(s, x); }
 
-  /// Eight neighbours from a multiple of 8; elements behind the end are any number, and are not written.
+  /// Eight neighbours from a multiple of 8; elements beyond the end are arbitrary and not written.
   THIMBLE_DEVICE void decode_eights(std::int64_t at, float scale, Eights& values) const {
     const Words<std::uint8_t, 8> words = words_at<8>(codes, at);
     THIMBLE_UNROLL
@@ -161,7 +161,7 @@ struct Codes {
 
 std::int64_t blocks_of(std::int64_t n) { return (n + state_block - 1) / state_block; }
 
-// The same for 8-bit moments: a team for each block, each thread with its elements.
+// Updates with 8-bit moments: a team takes a block, each thread some of its elements.
 template <class Rule>
 struct BlockUpdates {
   static constexpr int threads = 64;
@@ -258,7 +258,7 @@ void launch_updates(const Args& a, const UpdateTable& table, const Rule&) {
   for_each_team(table.teams, Body{Kind(a), step_argument(a, make), table});
 }
 
-// Moments in 8 bits require f32 updates.
+// 8-bit moments require f32 updates.
 template <class Args>
 void launch_table(const Args& a, const UpdateTable& table) {
   if (a.state_dtype == DType::u8) {

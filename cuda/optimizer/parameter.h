@@ -18,10 +18,10 @@ namespace thimble::cuda_kernels {
 // ---- Many parameters in one launch: their addresses as a kernel's argument, and which of a list may share one.
 //
 // Policy
-// - Values that all parameters of a launch share (dtypes, numbers, values that change from step to step) are in it
-//   once, so only updates that are alike go together: a model's take two launches, or one for each 56 parameters.
-// - A team does a range of one parameter, which it finds by the number of ranges before it.
-// - The same table holds gradients to sum or scale.
+// - Values that all parameters of a launch share (dtypes, numbers, values that change from step to step) are in the
+//   argument once, so a launch only takes updates that share them: a model's take two, or one per 56 parameters.
+// - A team takes a range of one parameter, which it finds by the number of ranges before it.
+// - The table also holds gradients to sum or scale.
 // - Each element is computed as in a separate launch, so the bits equal one launch per parameter.
 
 /// A parameter's data by its storage (NarrowForm): its master copy or compensation; or, with stochastic rounding, the
@@ -48,11 +48,11 @@ struct UpdateEntry {
   NarrowExtra extra;
 };
 
-/// Elements of such a parameter that a team takes.
+/// Elements of a parameter that a team takes.
 inline constexpr std::int64_t update_stretch = 4096;
 inline std::int64_t update_stretches(std::int64_t n) { return (n + update_stretch - 1) / update_stretch; }
 
-/// The same for Adafactor, whose parameters are matrices.
+/// One parameter of a launch of Adafactor, as a matrix.
 struct FactoredEntry {
   std::int64_t n, columns;  ///< elements; 0 columns for no rows
   void* p;
@@ -61,7 +61,7 @@ struct FactoredEntry {
   NarrowExtra extra;
 };
 
-/// The entries of one launch. With its other arguments they fit in the 4 KiB that arguments of a kernel may have.
+/// The entries of one launch. With the other arguments they fit in the 4 KiB that a kernel's arguments may take.
 template <class Entry>
 struct ListTable {
   static constexpr int most = static_cast<int>(kernels::most_listed);
@@ -88,7 +88,7 @@ using UpdateTable = ListTable<UpdateEntry>;
 using FactoredTable = ListTable<FactoredEntry>;
 inline constexpr std::size_t most_argument_bytes = 4096 - sizeof(std::int64_t);
 
-/// Whether are_words(entry) of all entries.
+/// Whether are_words(entry) holds for all entries.
 template <class AreWords>
 bool all_of(const UpdateTable& table, const AreWords& are_words) {
   for (int i = 0; i < table.count; ++i) {
@@ -128,12 +128,12 @@ inline FactoredEntry entry_of(const kernels::AdafactorArgs& a) {
           a.row_moment,       a.column_moment, a.momentum,  extra_of(a.narrow)};
 }
 
-/// `p` is the place of the sum.
+/// Entries of gradients; for sums of squares `p` is the place of the sum.
 inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) { return {a.n, a.sum, a.gradient, {}, {}, {}}; }
 inline UpdateEntry entry_of(const kernels::ClipArgs& a) { return {a.n, a.gradient, nullptr, {}, {}, {}}; }
 
-/// Calls run(args, table) for each launch that a list takes: `args` represents all in the table, and each of them has
-/// teams_of(its args) teams. A table with more than one entry has at most `most_teams` of them.
+/// Calls run(args, table) for each launch that a list takes. `args` represents all entries of the table; an entry has
+/// teams_of(its args) teams. A table with more than one entry has at most `most_teams` teams.
 template <class Args, class TeamsOf, class Run>
 void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run,
                     std::int64_t most_teams = std::int64_t{1} << 31) {
@@ -143,7 +143,7 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
   for (std::size_t first = 0; first < list.size(); ++first) {
     std::size_t before = 0;
     while (before < first && !are_alike(list[before], list[first])) ++before;
-    if (before < first) continue;  // it was in that launch
+    if (before < first) continue;  // an earlier launch took it
     for (std::size_t i = first; i < list.size(); ++i) {
       if (!are_alike(list[first], list[i])) continue;
       const std::int64_t teams = teams_of(list[i]);
@@ -161,7 +161,7 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
 }
 
 /// Eight neighbours of an array of n elements in f32, f16 or bf16, from a multiple of 8; the array begins at a multiple
-/// of 16 bytes. Elements behind its end are any number, and are not written.
+/// of 16 bytes. Elements beyond its end are arbitrary and not written.
 using Eights = float[8];
 THIMBLE_DEVICE inline void read_eights(const void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
   if (dtype == DType::f32) {
@@ -199,7 +199,7 @@ THIMBLE_DEVICE inline void put_eights(S* to, std::int64_t at, std::int64_t n, co
     if (at + e < n) to[at + e] = words.values[e];
   }
 }
-/// Returns the stored, rounded numbers in `values`.
+/// Writes the values, and returns them rounded as stored.
 THIMBLE_DEVICE inline void write_eights(void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
   const auto put = [&]<class S>() {
     const Words<S, 8> words = narrowed<S>(values);
@@ -233,7 +233,7 @@ struct ParameterKind {
   explicit ParameterKind(const Args& a) : dtype(a.dtype), form(kernels::form_of(a.narrow)) {}
 };
 
-/// One of them; f64 parameters are stored unrounded. `step` is the update of the random bits.
+/// A parameter of a launch; f64 parameters are stored unrounded. `step` is the update of the random bits.
 struct Parameter {
   void* place;
   DType dtype;

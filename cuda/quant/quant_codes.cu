@@ -1,5 +1,5 @@
-// Tensors of 8-bit codes on CUDA devices: from numbers and back, pools, means, sums. One thread for each result, in the
-// arithmetic and with the bits of the CPU's kernels. And Q8_0 blocks.
+// Tensors of 8-bit codes on CUDA devices: encoding, decoding, pools, means, sums, and Q8_0 blocks. A thread computes one
+// result, in the arithmetic and with the bits of the CPU's kernels.
 
 #include <thimble/core/kernels/quant_codes.h>
 #include <thimble/core/kernels/shared/quant_rows.h>
@@ -55,7 +55,7 @@ struct MaxPool {
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t c = i % channels, ow = i / channels % out_w, oh = i / channels / out_w % out_h;
     const std::int64_t image = i / channels / out_w / out_h;
-    std::uint8_t most = 0;  // the smallest code represents padding
+    std::uint8_t most = 0;  // padding counts as the smallest code
     for (std::int64_t kh = 0; kh < kernel_h; ++kh) {
       const std::int64_t ih = oh * stride_h + kh * dilation_h - pad_h;
       if (ih < 0 || ih >= in_h) continue;
@@ -190,7 +190,7 @@ struct Encode {
   }
 };
 
-/// By one thread: in the order of the CPU, and once per change of a weight.
+/// One thread adds in the order of the CPU; it runs once per change of a weight.
 struct Mean {
   Nf4Args a;
   THIMBLE_DEVICE void operator()(std::int64_t) const {

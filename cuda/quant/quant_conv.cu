@@ -1,8 +1,7 @@
-// Convolutions of 8-bit codes on CUDA devices. Sums of integers are exact, so all ways to make them give the CPU's
-// bits:
+// Convolutions of 8-bit codes on CUDA devices. Sums of integers are exact, so both ways give the CPU's bits:
 //
-//   one tap, every pixel   cuBLASLt multiplies codes - 128 with the weights, some pixels at a time; then the epilogue
-//   all others             tiles of 64 pixels x 64 filters, four products an instruction (dp4a), the epilogue at once
+//   one tap, every pixel   cuBLASLt multiplies codes - 128 by the weights, some pixels at a time; then the epilogue
+//   all others             tiles of 64 pixels x 64 filters, four products per instruction (dp4a), epilogue included
 
 #include <thimble/core/kernels/shared/quant_rows.h>
 #include <thimble/cuda/kernel/kernel.h>
@@ -29,7 +28,7 @@ THIMBLE_DEVICE inline std::int32_t dot4(std::uint32_t codes, std::uint32_t weigh
 }
 
 struct Tiles {
-  static constexpr int threads = 256, tile = 64, words = 8, own = 4;  // a thread's part of a tile: own x own
+  static constexpr int threads = 256, tile = 64, words = 8, own = 4;  // a thread computes own x own of a tile
   static constexpr std::size_t shared_bytes = 2 * words * tile * sizeof(std::uint32_t);
   QuantConvArgs a;
   std::int64_t out_h, out_w, pixels, elements, depth;
@@ -57,7 +56,7 @@ struct Tiles {
     return ((image * s.height + ih) * s.width + iw) * s.channels + c;
   }
 
-  // Elements e .. e + 3 of a pixel's window. Beyond the last one weights are 0.
+  // Elements e .. e + 3 of a pixel's window. Beyond the last element weights are 0.
   THIMBLE_DEVICE std::uint32_t codes(std::int64_t pixel, std::int64_t e) const {
     if (pixel >= pixels || e >= elements) return 0;
     const std::int64_t line = pixel / out_w, image = line / out_h, oh = line - image * out_h, ow = pixel - line * out_w;
@@ -119,7 +118,7 @@ struct Shift {
   THIMBLE_DEVICE void operator()(std::int64_t i) const { shifted[i] = codes[i] ^ 0x80808080u; }
 };
 
-// From the sums of a window of pixels to codes.
+// Turns the sums of a window of pixels into codes.
 struct Epilogue {
   QuantConvArgs a;
   std::int64_t first;

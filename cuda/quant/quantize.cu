@@ -1,10 +1,10 @@
-// Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes equal the CPU's, bit by bit,
-// however the work is cut:
+// Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes equal the CPU's bit for bit,
+// for any division of work:
 //
-//   eights           8 to 256 neighbours: a thread holds eight of them, read once, and the lanes beside it the others
-//   small blocks     a warp for each, larger ones a team: the values are read twice, the second time from the cache
-//   columns          a team for 32 neighbouring ones, so that a row of them is read at once
-//   few large ones   (a scale for the tensor) parts of all blocks side by side, then their maxima, then the codes
+//   eights             blocks of 8 to 256 neighbours: each of a block's lanes holds eight values, read once
+//   small blocks       a warp per block, larger ones a team; reads the values twice, the second time from the cache
+//   columns            a team per 32 neighbouring columns, which reads a row of them at once
+//   few large blocks   (a scale for the tensor) teams take parts of all blocks, then their maxima, then the codes
 
 #include <algorithm>
 
@@ -19,12 +19,12 @@ namespace quantize_cuda_detail {
 
 using namespace cuda_kernels;
 
-constexpr std::int64_t small_block = 512;                     // values: a warp takes it
-constexpr std::int64_t column_tile = 32;                      // columns of a team
+constexpr std::int64_t small_block = 512;                     // values of a block that a warp takes
+constexpr std::int64_t column_tile = 32;                      // columns per team
 constexpr std::int64_t most_parts = 1024;                     // of all blocks together
-constexpr std::int64_t part_values = 1 << 14;                 // at least, where a block is split
-constexpr std::int64_t most_cut = most_parts / 8;             // blocks: more of them are enough work for a device
-THIMBLE_DEVICE_GLOBAL std::uint32_t part_maxima[most_parts];  // written and read in the order of one stream
+constexpr std::int64_t part_values = 1 << 14;                 // minimum per part of a split block
+constexpr std::int64_t most_cut = most_parts / 8;             // blocks; more blocks keep a device busy unsplit
+THIMBLE_DEVICE_GLOBAL std::uint32_t part_maxima[most_parts];  // one stream orders writes and reads
 THIMBLE_DEVICE_GLOBAL quant::BlockScale cut_scales[most_cut];
 
 THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
@@ -81,7 +81,7 @@ struct Place {
 struct Eights {
   std::int64_t count;
   int log_lanes;
-  /// f.template operator()<S>(eights) where blocks are consecutive, and begin at words, with elements of S. Else
+  /// Calls f.template operator()<S>(eights) if blocks are consecutive, begin at words and have elements of S; else
   /// returns false.
   template <class F>
   static bool with(const QuantizeArgs& a, F&& f) {

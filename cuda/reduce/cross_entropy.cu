@@ -1,6 +1,6 @@
-// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Does not check
-// for bad targets, which would stall the device: a row whose target is no class gets the loss NaN, and the gradient
-// without a target.
+// Cross entropy on CUDA devices: a team takes a row and reads it in words, once in each direction. Does not check for
+// bad targets, which would stall the device: a row whose target is no class gets the loss NaN, and a gradient without
+// the target's term.
 
 #include <cmath>
 
@@ -13,7 +13,7 @@ namespace cross_entropy_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Rows that count, of the batch whose gradient is computed: written and read by kernels of one stream, in order.
+// Counted rows of the batch whose gradient is computed. Kernels of one stream write and read it in order.
 THIMBLE_DEVICE_GLOBAL double rows_that_count;
 
 struct Targets {
@@ -92,7 +92,7 @@ struct Forward {
   }
 };
 
-// One team: the number of rows that count, and (with losses) the total.
+// One team finds the number of counted rows and, with losses, the total.
 template <class T>
 struct Total {
   static constexpr int threads = 1024;
@@ -116,7 +116,7 @@ struct Total {
   }
 };
 
-// True where rounding l makes e^(x - l) wrong by more than some 2^-14; false for infinity and NaN.
+// True if rounding l makes e^(x - l) wrong by more than about 2^-14; false for infinity and NaN.
 template <class T>
 THIMBLE_DEVICE inline bool level_is_coarse(T l) {
   constexpr T limit = sizeof(T) == 4 ? T(1 << 10) : T(std::int64_t{1} << 39);
@@ -137,7 +137,7 @@ struct Backward {
   const T* dy;
   S* dx;
   std::int64_t steps[2];
-  bool is_whole_row;  // false for a shard of the classes, whose batch has all of them
+  bool is_whole_row;  // false for a shard of the classes; the batch has all classes
 
   /// The sum of e^(x - level) over a row.
   template <class Team>

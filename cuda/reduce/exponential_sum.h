@@ -1,5 +1,5 @@
 #pragma once
-// A thread's part of log sum exp over a row that is read once.
+// A thread's part of log sum exp over a row, in one pass.
 
 #include <cmath>
 
@@ -8,21 +8,20 @@
 
 namespace thimble::cuda_kernels {
 
-/// The subtrahend of x in e^x. With only -infinity, all terms are 0.
+/// The value to subtract from x in e^x; if all x are -infinity, all terms are 0.
 template <class T>
 THIMBLE_DEVICE inline T shift_of(T largest) {
   return largest == -static_cast<T>(INFINITY) ? T(0) : largest;
 }
 
-/// The largest of some numbers that came in S, and the sum of e^(x - largest) over them, which NaN and +infinity make
-/// NaN.
+/// The largest of some numbers loaded as S, and the sum of e^(x - largest) over them. NaN and +infinity make the sum NaN.
 template <class S>
 struct ExponentialSum {
   using T = Wide<S>;
   T largest = -static_cast<T>(INFINITY);
   T sum = 0;
 
-  /// The sum with e^(x - top) instead, for a top that is no smaller.
+  /// The sum of e^(x - top) for top >= largest.
   THIMBLE_DEVICE T relative_to(T top) const { return sum * exp_of<S>(largest - shift_of(top)); }
 
   /// -infinity adds nothing.

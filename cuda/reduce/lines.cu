@@ -9,7 +9,7 @@ namespace lines_cuda_detail {
 
 using namespace cuda_kernels;
 
-// Elements as double or std::int64_t, as on the CPU.
+// Computes in double or std::int64_t, as the CPU does.
 template <class F>
 void with_wide_type(DType dtype, F&& f) {
   is_floating(dtype) ? f.template operator()<double>() : f.template operator()<std::int64_t>();
@@ -40,7 +40,7 @@ struct CumSum {
   THIMBLE_DEVICE void operator()(std::int64_t i) const { add(line.first(i), 0, line.s.length, T(0), true); }
 };
 
-// The same of a long line: each thread of a team has a range of it.
+// CumSum of a long line: each thread of a team takes a range.
 template <class T>
 struct CumSumOfTeam {
   static constexpr int threads = 256;
@@ -108,8 +108,8 @@ struct ProdGradient {
 
 void prod_backward(const ProdGradArgs& args) { for_each_item(args.shape.lines(), ProdGradient{{args.shape}, args}); }
 
-// A step of a merge sort: runs of `width` places, sorted, become runs of twice that. Each place finds how many of the
-// neighbouring run come before it.
+// A step of a merge sort, from sorted runs of `width` places to runs of twice the length. Each place counts the places
+// of the neighbouring run that come before it.
 template <class T>
 struct MergeRuns {
   std::int64_t length, width;

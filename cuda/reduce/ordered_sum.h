@@ -1,5 +1,5 @@
 #pragma once
-// Sums of numbers one after the other, whose loads do not wait for additions: many are in flight at a time.
+// Sums in sequential order with many loads in flight, which do not wait for additions.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@ inline constexpr int columns_together = 4;
 template <class S>
 using ColumnWord = Words<S, columns_together>;
 
-/// take(row, words) for `rows` rows in ascending order, `stride` elements apart; `words` has one of each operand.
+/// take(row, words) for `rows` rows in ascending order, `stride` elements apart; `words` has a word of each operand.
 template <int operands, class S, class Take>
 THIMBLE_DEVICE inline void for_each_row(const S* const (&from)[operands], std::int64_t rows, std::int64_t stride,
                                         const Take& take) {

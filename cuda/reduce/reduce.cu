@@ -2,8 +2,8 @@
 //
 // A team reduces one range of one output, or of up to 32 neighbouring outputs with contiguous elements. Its threads
 // form a grid of columns (outputs) and lanes; lane l sums block l of every round, one element after the other, and the
-// first lane adds the blocks' sums in order. Plain sums of f32, f16 and bf16 are read in words, along the outputs or
-// along the summed elements, where all of them begin at multiples of a word.
+// first lane adds the blocks' sums in order. Plain sums of f32, f16 and bf16 read words, along the outputs or along the
+// summed elements, if all of these begin at multiples of a word.
 
 #include <algorithm>
 #include <cmath>
@@ -18,15 +18,15 @@
 
 namespace thimble::cuda_kernels {
 
-// ---- How reductions are cut into teams, and the members of the table in separate files.
+// ---- Division of reductions into teams, and the members of the table in separate files.
 
 /// Outputs [output, output + count) and elements [begin, end) of their reductions.
 struct ReduceJobPlace {
   std::int64_t output, count, stretch, begin, end;
 };
 
-/// A job is one range of one output, or of up to `columns` neighbours on the innermost kept axis where these are
-/// contiguous in memory.
+/// A job is one range of one output, or of up to `columns` neighbours on the innermost kept axis if these are contiguous
+/// in memory.
 struct ReduceGrid {
   std::int64_t outputs, length, stretches, inner, groups;  ///< groups of columns in a row of `inner` outputs
   int columns;
@@ -162,7 +162,7 @@ struct SumStretch {
   }
 };
 
-// The end of f32 sums.
+// Finishes f32 sums.
 struct SumEnd {
   ReduceGrid grid;
   double divisor;
@@ -278,7 +278,7 @@ bool sum_words(const ReduceArgs& args, const Walk<2>& kept, const Walk<2>& reduc
   if (reduced.rank != 1 || args.reduced.elements() == 0 || !are_aligned({args.in.data})) return false;
   const Walk<1> places(args.kept, {&args.in.kept_strides});
   const std::int64_t step = reduced.strides[0][0];
-  // Whether all strides over outputs (but the last one, of neighbours) are whole numbers of words.
+  // Whether all strides over outputs, except the innermost one, are whole numbers of words.
   const auto begins_words = [&](std::int64_t count, int axes) {
     bool is_whole = true;
     for (int axis = 0; axis < axes; ++axis) is_whole = is_whole && kept.strides[0][axis] % count == 0;
@@ -378,14 +378,14 @@ namespace extreme_cuda_detail {
 using kernels::ExtremeArgs;
 using kernels::PlaceArgs;
 
-// The result of some elements: 8 bytes of value and 8 of index.
+// The best of some elements: 8 bytes of value and 8 of index.
 template <class T>
 struct Best {
   alignas(8) T value;
   std::int64_t place;  // -1 for none
 };
 
-// b replaces a: NaN wins over all, and of equals (and NaNs) the first one.
+// Whether b replaces a: NaN beats all numbers; among equals (and NaNs) the first one wins.
 template <class T>
 THIMBLE_DEVICE inline bool beats(const Best<T>& b, const Best<T>& a, bool is_max) {
   if (b.place < 0) return false;

@@ -1,7 +1,7 @@
-// Softmax on CUDA devices: a warp or a team for each row, which is read in words. Forward holds a row of up to 64
-// elements a thread in registers: read once, the largest, the sum, the result. A longer one is read twice, once for the
-// largest and the sum, relative to the largest so far. A thread sums its elements in the compute type; all of them in
-// f64.
+// Softmax on CUDA devices: a warp or a team takes a row and reads it in words. Forward holds a row of up to 64 elements
+// per thread in registers and reads it once. It reads a longer row twice: first for the largest and the sum, relative to
+// the largest so far, then for the result. A thread sums its elements in the compute type; the threads' sums are added
+// in f64.
 
 #include <cmath>
 
@@ -19,7 +19,7 @@ THIMBLE_DEVICE inline std::int64_t visible(std::int64_t length, std::int64_t cau
   return causal_queries == 0 ? length : length - causal_queries + row % causal_queries + 1;
 }
 
-// Words of a row that a thread holds; 0 for 8-bit elements.
+// Words of a row that a thread holds in registers; 0 for 8-bit elements.
 template <class S>
 inline constexpr int held_words = sizeof(S) == 1 ? 0 : 8;
 
@@ -124,7 +124,7 @@ struct ForwardRows {
     }
   }
 
-  // The result of a row that is read again.
+  // Reads a row again and writes its result.
   template <class Threads>
   THIMBLE_DEVICE void write_again(const Threads& threads, const S* from, S* to, std::int64_t seen, T largest,
                                   double total) const {
@@ -149,7 +149,7 @@ struct ForwardRows {
   }
 };
 
-// Of rows that threads hold, and of longer ones.
+// Forward of rows that fit in registers, and of longer ones.
 template <class S, bool is_dense>
 struct Forward {
   ForwardRows<S, is_dense> rows;

@@ -2,18 +2,18 @@
 //
 // Policy
 // - The range is only addresses (cuMemAddressReserve). Each granule of 2 MiB is a separate allocation (cuMemCreate),
-//   mapped at its address, because a mapping is given back as a whole or not at all. Access is set once per commit.
-// - The granule is the dry run's, so that predictions are equal; the driver's granule must divide it.
-// - A refusal of the driver is a value, and earlier mappings of the call are given back.
-// - Moves and fills go to the compute stream: they are in the order of the kernels before and after. Giving pages back
-//   waits for the device first, counted (cuda/runtime/runtime.h), because a running kernel may still use them.
+//   mapped at its address, because a mapping can only be released whole. Access is set once per commit.
+// - The granule equals the dry run's, so that predictions hold; the driver's granule must divide it.
+// - A refusal of the driver is a return value, and earlier mappings of the call are undone.
+// - Moves and fills go to the compute stream, ordered with the kernels before and after. Decommitting pages waits for
+//   the device first, counted (cuda/runtime/runtime.h), because a running kernel may still use them.
 // - A remap gives the handles of whole granules other addresses: it waits for the device, unmaps the whole range, and
-//   maps it again. A mapping that the driver refuses is restored; if it refuses that too, the device has failed, and
-//   the next launch reports it.
+//   maps it again. If the driver refuses a mapping, the old one is restored; if it refuses that too, the device has
+//   failed, and the next launch reports it.
 // - A move over a distance shorter than a granule goes through one granule of the backing, which is committed at the
 //   first such move and does not count among the arena's bytes.
-// - Pairs of events around moves measure the device's time of moves, read on request when the device has passed them:
-//   no wait for it. It excludes remaps, which occupy the host and not the device.
+// - Pairs of events around moves measure the device's time of moves; reading them on request does not wait. The time
+//   excludes remaps, which occupy only the host.
 
 #include <deque>
 #include <vector>
@@ -31,7 +31,7 @@ constexpr std::size_t granule_bytes = std::size_t{2} << 20;
 class CudaBacking final : public Backing {
  public:
   explicit CudaBacking(memory::Device device) : device_(device), driver_(gpu::driver()) {
-    gpu::compute_stream(device_);  // the device's context, and the device is there
+    gpu::compute_stream(device_);  // makes the device's context, and checks that the device exists
     where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     where_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     where_.location.id = device.index;
@@ -62,7 +62,7 @@ class CudaBacking final : public Backing {
   std::size_t alignment() const noexcept override { return 512; }
 
   std::byte* reserve(std::size_t bytes) noexcept override {
-    CUdeviceptr base = 0;  // one granule more: the bounce
+    CUdeviceptr base = 0;  // one more granule for the bounce
     if (driver_.reserve(&base, bytes + granule_bytes, granule_bytes, 0, 0) != CUDA_SUCCESS) return nullptr;
     base_ = base;
     range_bytes_ = bytes;
@@ -110,7 +110,7 @@ class CudaBacking final : public Backing {
     if (distance >= bytes) return copy(base_ + to, base_ + from, bytes);
     const bool is_direct = distance >= granule_bytes;
     if (!is_direct && !has_bounce()) {
-      // Without a spare granule: runs that do not overlap, as short as the distance.
+      // Without a spare granule: moves pieces as short as the distance, which do not overlap.
       return move_in_pieces(from, to, bytes, distance, false);
     }
     move_in_pieces(from, to, bytes, is_direct ? distance : granule_bytes, !is_direct);
@@ -123,13 +123,13 @@ class CudaBacking final : public Backing {
   }
   MoveTime move_time() noexcept override {
     if (under_way_.empty()) return {moved_ms_, 0};
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a query does not break a capture off
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // so that a query does not end a capture
     cudaThreadExchangeStreamCaptureMode(&mode);
     while (!under_way_.empty()) {
       const Stretch& first = under_way_.front();
       const cudaError_t answer = cudaEventQuery(first.end);
       if (answer == cudaErrorNotReady) {
-        cudaGetLastError();  // which is no error
+        cudaGetLastError();  // not an error
         break;
       }
       float ms = 0;
@@ -167,11 +167,11 @@ class CudaBacking final : public Backing {
   }
 
  private:
-  /// Moves one after the other, between two events.
+  /// Consecutive moves between two events.
   struct Stretch {
     cudaEvent_t begin = nullptr, end = nullptr;
   };
-  // If an event is refused the moves are not timed, but made all the same.
+  // If an event is refused, the moves still happen but are not timed.
   void begin_stretch() noexcept {
     if (!is_timed_ || open_.begin != nullptr) return;
     const cudaStream_t moves = stream();  // its device makes the events
@@ -209,7 +209,7 @@ class CudaBacking final : public Backing {
     if (stretch.end != nullptr) cudaEventDestroy(stretch.end);
   }
 
-  /// Whether the bounce has access, which it gets at the first such move; a later one tries again.
+  /// Whether the bounce is committed. The first short move commits it; after a refusal the next one tries again.
   bool has_bounce() noexcept {
     if (bounce_ != 0) return true;
     const CUdeviceptr at = base_ + range_bytes_;
@@ -218,7 +218,7 @@ class CudaBacking final : public Backing {
     unmap(at, bounce_);
     return false;
   }
-  // Downwards in ascending order, upwards in descending order: overwritten bytes have been moved.
+  // Moves down in ascending order and up in descending order, so that no piece overwrites bytes yet to move.
   void move_in_pieces(std::size_t from, std::size_t to, std::size_t bytes, std::size_t piece, bool bounces) noexcept {
     const std::size_t pieces = (bytes + piece - 1) / piece;
     for (std::size_t i = 0; i < pieces; ++i) {

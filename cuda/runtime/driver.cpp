@@ -7,7 +7,7 @@
 namespace thimble::gpu {
 namespace driver_detail {
 
-// The entry point `name` as that version of CUDA defined it: 10.2 brought virtual memory.
+// The entry point `name` as `version` of CUDA defined it; 10.2 introduced virtual memory.
 template <class Function>
 void find(const char* name, Function& to, [[maybe_unused]] unsigned version = 10020) {
   void* address = nullptr;

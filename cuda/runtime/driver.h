@@ -1,6 +1,6 @@
 #pragma once
-// The driver's calls for virtual memory, looked up by name through the runtime, so that nothing links to libcuda, which
-// only a machine with a driver has.
+// The driver's calls for virtual memory, looked up by name through the runtime, because only machines with a driver have
+// libcuda to link.
 
 #include <string>
 
@@ -22,7 +22,7 @@ struct Driver {
   PFN_cuGetErrorString_v6000 error_string = nullptr;
 };
 
-/// Throws DeviceError with the call that this driver lacks.
+/// Throws DeviceError that names a call this driver lacks.
 const Driver& driver();
 
 /// "CALL: CUDA_ERROR_NAME: meaning", `call` with its arguments (cuda/runtime/library.h).

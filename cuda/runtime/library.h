@@ -1,9 +1,8 @@
 #pragma once
-// cuBLASLt and cuDNN for the tables of matmul, convolution, FP8 and 8-bit nets. Each call is made on the compute stream
-// of the launching device and stays within the workspace that core/kernels/cuda_workspace.h declares. False means that
-// the library has no algorithm for these arguments in that workspace, and nothing was done; the project's kernels
-// compute it then. The result depends on the arguments, the library and the kind of device, never on free memory or
-// timing.
+// cuBLASLt and cuDNN for the tables of matmul, convolution, FP8 and 8-bit nets. Each call runs on the compute stream of
+// the launching device within the workspace that core/kernels/cuda_workspace.h declares. It returns false, without
+// effect, if the library has no algorithm for these arguments in that workspace; the project's kernels take over then.
+// The choice depends on the arguments, the library and the kind of device, never on free memory or timing.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,12 +20,11 @@
 
 namespace thimble::gpu {
 
-/// All throw DeviceError with the failed call. Without gelu and its kept input.
+/// All throw DeviceError with the failed call. Without gelu and storing its input.
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
 /// Without an activation, and with a bias only for c in f16 and bf16: FP8 supports no others.
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::size_t workspace_bytes);
-/// Whether cuBLAS supports block scales, both this build's and the loaded one: from 12.9 on. If none can be loaded,
-/// this build's.
+/// Whether both this build's cuBLAS and the loaded one, if any, support block scales (12.9 and later).
 bool library_has_fp8_blocks() noexcept;
 /// c (m, n) i32 = a (m, k) b (n, k)^T, all dense rows, without a workspace; k and n are multiples of 16.
 struct Int8Gemm {
@@ -41,14 +39,13 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes);
 
-// ---- Texts of errors of CUDA, cuBLASLt, cuDNN and the driver: the call with its arguments, its result, and the
-// operation that it was part of.
+// ---- Error texts of CUDA, cuBLASLt, cuDNN and the driver: the call with its arguments, its result and the operation.
 //
 //   cudaMemcpyAsync(0x7f2c00000000, 0x7f2a00000000, 4194304, host to device): cudaErrorInvalidValue: invalid argument
 //   cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED: ...; in product (128, 64) x (64, 32) of bf16 on cuda:0, workspace
 //   ...
 //
-// It includes no header of CUDA, so that its texts are tested without it.
+// Includes no CUDA header, so that tests of the texts need no CUDA.
 
 template <class Argument>
 void put_argument(std::ostream& text, const Argument& argument) {
@@ -114,7 +111,7 @@ inline std::string describe(const kernels::ConvWeightGradArgs& a) {
   return "weight's gradient of the convolution of " + describe(a.shape, a.dtype);
 }
 
-/// While one lives, errors of this thread name this operation. It builds no text before one fails.
+/// While it lives, errors of this thread name this operation. Builds no text unless a call fails.
 class Doing {
  public:
   template <class Args>
@@ -149,8 +146,8 @@ inline std::string failure_text(const std::string& call, const std::string& name
   return call + ": " + name + (meaning.empty() ? "" : ": ") + meaning + Doing::text();
 }
 
-// ---- Counts library calls and refusals, where the rules of core/kernels/cuda_workspace.h leave the choice to a
-// library. After a refusal the project's kernel computes the result: no failure, but slower, so it is counted.
+// ---- Counts of library calls and refusals, for operations that core/kernels/cuda_workspace.h leaves to a library.
+// After a refusal the project's slower kernel computes the result, so refusals are counted.
 
 struct LibraryBooks {
   std::mutex mutex;

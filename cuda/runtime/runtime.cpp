@@ -1,11 +1,11 @@
 // The CUDA runtime: streams, copies between host and device, facts about devices.
 //
 // Policy
-// - Two streams for each device, made at first use and never destroyed: one for kernels, one for transfers beside them.
+// - Each device has two streams, made at first use and never destroyed: one for kernels, one for concurrent transfers.
 //   The null stream is never used.
-// - An upload goes through pinned memory of a fixed size, two halves in turn: the host goes on when its bytes are in
-//   there. The copy is ordered behind earlier launches, because the block may have had another user, and later launches
-//   wait for it.
+// - An upload goes through pinned memory of a fixed size, alternating between two halves; the host goes on once its
+//   bytes are there. The copy waits for earlier launches, because the block may have had another user, and later
+//   launches wait for the copy.
 // - Every wait of the host is counted.
 
 #include <thimble/cuda/runtime/runtime.h>
@@ -30,12 +30,12 @@ constexpr std::size_t half_bytes = std::size_t{4} << 20;
 /// The process's state of one device.
 struct DeviceState {
   cudaStream_t compute = nullptr, copy = nullptr;
-  cudaEvent_t compute_reached = nullptr;  // by the compute stream, at the request of an upload
+  cudaEvent_t compute_reached = nullptr;  // recorded in the compute stream at the request of an upload
   std::byte* staging = nullptr;           // two halves
-  std::array<cudaEvent_t, 2> uploaded{};  // each half is free again
+  std::array<cudaEvent_t, 2> uploaded{};  // a half is free again
   int next_half = 0;
   std::mutex upload_mutex;
-  std::size_t context_bytes = 0;  // of the device in use when all of the above was made
+  std::size_t context_bytes = 0;  // device bytes in use once all of the above was made
   std::atomic<std::size_t> handle_bytes{0};
 };
 
@@ -72,7 +72,7 @@ DeviceState& state_of(memory::Device device) {
   made->staging = static_cast<std::byte*>(staging);
   made->context_bytes = ask_memory(device).used_bytes();
   state.store(made.get(), std::memory_order_release);
-  return *made.release();  // for the life of the process
+  return *made.release();  // lives as long as the process
 }
 
 // True between begin_capture and end_capture of this thread.

@@ -18,7 +18,7 @@ namespace thimble::gpu {
 template <class... Arguments>
 void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // reported here, not again by the next launch; an uncleared error stays
+  cudaGetLastError();  // the next launch must not report it again; an error that cannot be cleared stays
   throw DeviceError(failure_text(call_text(call, arguments...), cudaGetErrorName(error), cudaGetErrorString(error)));
 }
 
@@ -28,7 +28,7 @@ void make_current(memory::Device device);
 /// Waits for both streams of a device; counted.
 void synchronize(memory::Device device);
 
-/// How often the host has waited for a device, in this process.
+/// Number of the host's waits for a device in this process.
 std::uint64_t synchronization_count();
 
 /// Makes a library's handle for a device. The increase of the device's used bytes is its size.

@@ -16,14 +16,14 @@ cudaStream_t compute_stream();
 /// The stream of a given device, which it makes the current one. Throws DeviceError.
 cudaStream_t compute_stream(memory::Device device);
 
-/// After a kernel's launch. Throws DeviceError with its sizes, and the errors of report_later().
+/// Call it after a kernel's launch. Throws DeviceError with the launch's sizes, and the errors of report_later().
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
 
 /// Stores a failure where nothing may be thrown: the next check_launch throws it.
 void report_later(cudaError_t error) noexcept;
 
-/// Shared memory of every kernel, its static part included; more `bytes` are requested for the current device. Throws
-/// DeviceError where the device has less.
+/// Every kernel may use plain_shared_bytes of shared memory, static memory included; allow_shared_bytes requests more on
+/// the current device. Throws DeviceError if the device has less.
 inline constexpr std::size_t plain_shared_bytes = 48 << 10;
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
