@@ -25,8 +25,8 @@ std::int64_t masked_count(std::int64_t seq, double share = 0.15);
 void mask_window(std::span<std::int64_t> tokens, std::span<std::int64_t> targets, std::uint64_t key,
                  const MaskingOptions& options);
 
-/// Hides tokens of a batch's windows (B, T). A window's key comes from `seed`, `step` and its number in the batch, which
-/// counts from `first`.
+/// Hides tokens of a batch's windows (B, T). A window's key comes from `seed`, `step` and its number, counted from
+/// `first`.
 void mask_windows(std::span<std::int64_t> tokens, std::span<std::int64_t> targets, std::int64_t seq, std::uint64_t seed,
                   std::int64_t step, const MaskingOptions& options, std::int64_t first = 0);
 

@@ -20,7 +20,7 @@ void check(const Fp8Recipe& recipe) {
   }
 }
 
-// "gpt.h.0.mlp" -> "gpt.h.*.mlp".
+// "gpt.h.0.mlp" -> "gpt.h.*.mlp"
 std::string kind_of(const std::string& path) {
   std::string kind;
   for (std::size_t i = 0; i < path.size(); ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-// How a model is trained in FP8, as a TensorOptions carries it.
+// A recipe for training in FP8, part of TensorOptions.
 
 #include <string>
 
@@ -10,20 +10,20 @@ namespace thimble::nn {
 /// The names are Transformer Engine's, whose history is 1024.
 struct Fp8Recipe {
   Fp8Scaling kind = Fp8Scaling::delayed;
-  int history = 16;     ///< steps whose amax delayed scaling looks back on: 1 to fp8_history_max
-  int margin = 0;       ///< scales are 2^margin larger than amax asks for: 0 to fp8_margin_max; in blocks 0 alone
-  bool hybrid = true;   ///< E4M3 forward, E5M2 gradients; false: E4M3 everywhere
-  bool strict = false;  ///< a layer that would fall back to a higher precision is an error
+  int history = 16;     ///< past steps whose amax delayed scaling uses: 1 to fp8_history_max
+  int margin = 0;       ///< scales are 2^margin larger than amax needs: 0 to fp8_margin_max; 0 for scales per block
+  bool hybrid = true;   ///< E4M3 forward and E5M2 gradients; otherwise E4M3 everywhere
+  bool strict = false;  ///< throw if a layer would fall back to a higher precision
 
   Fp8Format format() const noexcept { return {kind, DType::f8e4m3, hybrid ? DType::f8e5m2 : DType::f8e4m3, margin}; }
 };
 
-/// What a recipe made of a module's own products.
+/// The effect of a recipe on a module's products.
 struct Fp8Status {
   bool runs = false;          ///< they run in FP8
-  std::string fallback = {};  ///< why they do not though a recipe is for them; empty: they do, or none is
-  std::string recipe = {};    ///< where they run: fp8_recipe_text of its format
-  std::string products = {};  ///< where they run: of codes or of decoded values, and why
+  std::string fallback = {};  ///< reason why they do not run in spite of a recipe
+  std::string recipe = {};    ///< if they run, fp8_recipe_text of the format
+  std::string products = {};  ///< if they run, fp8_products_text
 };
 
 }  // namespace thimble::nn

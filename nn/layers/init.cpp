@@ -59,7 +59,7 @@ void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int6
 
 namespace {
 
-// A run is a tensor whose samples are its elements, so that a site's first sample says where it lies in the whole.
+// Draws each run as a tensor with one sample per element: the site's first sample gives the run's place in the whole.
 Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite site,
              FunctionRef<void(const Tensor&, const RandomSite&)> fill) {
   const Tensor t = Tensor::empty(part.shape(), dtype, device, Category::parameter);

@@ -1,6 +1,6 @@
 #pragma once
-// Initial values as the papers give them. Numbers come from the current generator, by the current path, with a count of
-// their own (core/tensor/generator.h).
+// Initial values from the papers. The current generator and path give the random numbers, with a separate count
+// (core/tensor/generator.h).
 
 #include <thimble/core/tensor/generator.h>
 #include <thimble/core/tensor/tensor.h>
@@ -8,7 +8,6 @@
 
 namespace thimble::nn::init {
 
-/// All set to a value.
 Tensor constant(const Shape& shape, double value, DType dtype, memory::Device device);
 /// Normal with mean 0.
 Tensor normal(const Shape& shape, double deviation, DType dtype, memory::Device device);
@@ -17,24 +16,24 @@ Tensor uniform(const Shape& shape, double bound, DType dtype, memory::Device dev
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, memory::Device device);
 
-/// Part number `part` of `parts` along an axis of a tensor of shape `whole`. Where several tensors lie side by side in
-/// it, `stretches` of one size, it has such a part of each.
+/// Shard `part` of `parts` along an axis of a tensor of shape `whole`. If the axis concatenates `stretches` tensors of
+/// equal size, the shard has its slice of each.
 struct PartOf {
   Shape whole;
   int axis = 0;
   std::int64_t parts = 1, part = 0, stretches = 1;
 
   Shape shape() const;
-  /// Elements of a run of neighbours, and of the whole from one run to the next.
+  /// Elements of a contiguous run, and the distance between runs in the whole.
   std::int64_t run() const;
   std::int64_t apart() const;
-  /// Where an element of the part lies in the whole.
+  /// The element of the whole that is the shard's element `own`.
   std::int64_t in_whole(std::int64_t own) const;
-  /// f(element of the whole, element of the part, count) for each run of neighbours, in row-major order.
+  /// Calls f(element of the whole, element of the shard, count) for each contiguous run, in row-major order.
   void for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const;
 };
 
-/// What normal() and uniform() of the whole would have there, if it were drawn at `site`.
+/// The shard's values of normal() or uniform() of the whole, drawn at `site`.
 Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site);
 Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site);
 

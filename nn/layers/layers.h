@@ -1,5 +1,5 @@
 #pragma once
-// The usual layers. Names of parameters and buffers are PyTorch's ("weight", "bias", "running_mean", ...).
+// Common layers, with PyTorch's names of parameters and buffers ("weight", "bias", "running_mean", ...).
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
@@ -9,21 +9,21 @@
 
 namespace thimble::nn {
 
-/// t as an operand of a product that computes in `compute`: cast, recorded, so that its gradient comes back in t's own
-/// dtype; t itself without a dtype to compute in, or when it is undefined.
+/// t as an operand of a product in dtype `compute`: a recorded cast, so its gradient comes back in t's dtype. Returns t
+/// itself without `compute`, or if t is undefined.
 Tensor as_operand(const Tensor& t, std::optional<DType> compute);
 
 struct LinearOptions {
   bool has_bias = true;
-  /// Weight (I, O), as GPT-2's files have it, instead of (O, I).
+  /// Weight (I, O), as in GPT-2's files, instead of (O, I).
   bool weight_is_in_out = false;
   kernels::Activation activation = kernels::Activation::none;  ///< fused into the product
-  /// Deviation of the normal the weight starts from (bias 0). Negative: uniform in +-1/sqrt(I), weight and bias (He et
+  /// The weight starts normal with this deviation, the bias at 0. If negative, both start uniform in +-1/sqrt(I) (He et
   /// al. 2015 with a = sqrt(5), PyTorch's default).
   double deviation = -1;
-  /// Instead of 1/sqrt(I), of a negative deviation: the bound of the uniform values of the weight; the bias is 0.
+  /// With a negative deviation: the weight starts uniform in +-bound instead of +-1/sqrt(I), the bias at 0.
   double bound = -1;
-  /// Of the names "weight" and "bias", for parameters that their owner names: torch.nn.MultiheadAttention's "in_proj_".
+  /// Prefix of the names "weight" and "bias", such as torch.nn.MultiheadAttention's "in_proj_".
   std::string prefix = {};
 };
 
@@ -38,12 +38,12 @@ class Linear : public Layer {
   const LinearOptions& options() const noexcept { return options_; }
   bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
   kernels::Activation activation() const noexcept { return options_.activation; }
-  std::optional<DType> compute() const noexcept { return compute_; }  ///< what its product computes in
-  /// Whether it is one of the linear layers inside of a model's blocks (TensorOptions::outside_blocks).
+  std::optional<DType> compute() const noexcept { return compute_; }  ///< dtype of its product
+  /// Whether it is inside a model's blocks (TensorOptions::outside_blocks).
   bool is_in_block() const noexcept { return is_in_block_; }
 
  protected:
-  /// Of a shard (nn/parallel/shards.h): `in` and `out` are its own, the parameters not made yet.
+  /// For a shard (nn/parallel/shards.h): `in` and `out` are the shard's, and the parameters are not made yet.
   struct Shard {};
   Linear(Shard, std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options);
 
@@ -57,7 +57,7 @@ class Linear : public Layer {
 };
 
 /// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW. Falls back
-/// where the options have a recipe for FP8.
+/// from FP8.
 class Conv2d final : public Layer {
  public:
   Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
@@ -74,7 +74,7 @@ class Conv2d final : public Layer {
   std::string fp8_fallback_;
 };
 
-/// (N, L, I) -> (N, OL, O); weight (O, K, I / groups), written to files as (O, I, K). Starts as PyTorch's: uniform in
+/// (N, L, I) -> (N, OL, O); weight (O, K, I / groups), written to files as (O, I, K). Starts like PyTorch's, uniform in
 /// +-1 / sqrt(fan-in).
 class Conv1d final : public Layer {
  public:
@@ -91,7 +91,7 @@ class Conv1d final : public Layer {
 };
 
 /// (N, H, W, I) -> (N, OH, OW, O), the transpose of a convolution; weight (I, K, K, O / groups), written to files as
-/// (I, O / groups, K, K). Starts as PyTorch's, uniform in +-1 / sqrt(O / groups K^2).
+/// (I, O / groups, K, K). Starts like PyTorch's, uniform in +-1 / sqrt(O / groups K^2).
 class ConvTranspose2d final : public Layer {
  public:
   ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
@@ -210,30 +210,30 @@ class Dropout final : public Layer {
   bool is_textbook_;
 };
 
-/// The layers that replace a model's own as soon as these are made: the whole layer then has no
-/// parameters itself, so that it is never here.
+/// Replacements for a model's layers as soon as they are made. A replaced layer makes no parameters, so the whole layer
+/// is never in memory.
 class LayerRules {
  public:
   virtual ~LayerRules() = default;
-  /// For a layer under the current path; null for a plain one.
+  /// The replacement of a layer under the current path, or null to keep the layer.
   virtual std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const = 0;
   virtual std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const = 0;
 };
 
-/// How a child is sharded. column: a shard has a part of the outputs; row: of the inputs; vocabulary: of the rows of a
-/// table; element: a layer without parameters runs shard by shard.
+/// The axis that shards divide. column: outputs; row: inputs; vocabulary: rows of a table; element: a layer without
+/// parameters runs shard by shard.
 enum class Sharding : std::uint8_t { column, row, vocabulary, element };
 
 struct ShardedChild {
-  std::string name;  ///< the last part of its path: "attn.c_attn"
+  std::string name;  ///< the end of its path: "attn.c_attn"
   Sharding kind;
-  std::int64_t stretches = 1;  ///< column: so many tensors of one size are side by side, each cut by itself
+  std::int64_t stretches = 1;  ///< column: concatenated tensors of equal size, each sharded separately
 };
 
 /// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3): y = forward(x), which begins with
-/// column-sharded layers and ends with `last`, a row-sharded one. Where they are in shards, forward is called for each
-/// shard that this rank has, with the shards' widths, and y is the sum over all shards plus the bias of `last`;
-/// otherwise once.
+/// column-sharded layers and ends with `last`, a row-sharded layer. If they are sharded, calls forward for each shard
+/// of this rank, with the shard's widths; y is the sum over all shards plus the bias of `last`. Otherwise calls it
+/// once.
 Tensor run_sharded(Tensor x, const Linear& last, FunctionRef<Tensor(Tensor)> forward);
 
 /// An activation function as a layer: `Activation(relu)`.

@@ -12,7 +12,7 @@ namespace thimble::nn {
 
 bool matches(std::string_view name, std::string_view pattern) noexcept {
   constexpr std::size_t none = std::string_view::npos;
-  std::size_t n = 0, p = 0, star = none, tried = 0;  // tried: what the last star stands for ends there
+  std::size_t n = 0, p = 0, star = none, tried = 0;  // the last star matches up to `tried`
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
@@ -68,7 +68,7 @@ LayerScope::~LayerScope() { in_force = before_; }
 
 namespace {
 
-// The leaf of a list that has the same elements, where a tensor that is not a leaf yet was given to two members.
+// The listed leaf with the elements of `t`, if a tensor that was no leaf yet was assigned to two members.
 const Tensor* find_same(const std::vector<NamedTensor>& list, const Tensor& t) {
   for (const NamedTensor& other : list) {
     const Tensor& o = other.tensor;
@@ -90,7 +90,7 @@ void list_member(Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
   if (std::find(leaf.members.begin(), leaf.members.end(), member) == leaf.members.end()) leaf.members.push_back(member);
 }
 
-/// What names of a child's members begin with.
+/// The prefix of a child's members.
 std::string below(const std::string& prefix, const std::string& child) {
   return child.empty() ? prefix : prefix + child + ".";
 }

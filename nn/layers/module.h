@@ -1,5 +1,5 @@
 #pragma once
-// Dotted names that are meant by a pattern, in which `*` stands for any number of any characters.
+// Modules, and patterns of dotted names, in which `*` stands for any number of any characters.
 
 #include <cstdint>
 #include <functional>
@@ -18,15 +18,15 @@
 
 namespace thimble::nn {
 
-/// Whether all of `name` is as `pattern` says: "h.*.attn" means "h.0.attn" and "h.10.attn".
+/// Whether `pattern` matches all of `name`: "h.*.attn" matches "h.0.attn" and "h.10.attn".
 bool matches(std::string_view name, std::string_view pattern) noexcept;
-/// Whether `pattern` means `name` or a module that it is below: "h.*.attn" means "h.0.attn.c_attn.weight" as well.
+/// Whether `pattern` matches `name` or a module above it: "h.*.attn" also matches "h.0.attn.c_attn.weight".
 bool is_at_or_below(std::string_view name, std::string_view pattern) noexcept;
-/// Whether `pattern` means `name` or its last parts: "q_proj" means "model.layers.0.self_attn.q_proj".
+/// Whether `pattern` matches `name` or its last parts: "q_proj" matches "model.layers.0.self_attn.q_proj".
 bool ends_as(std::string_view name, std::string_view pattern) noexcept;
 
-// ---- A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every
-// byte it allocates is booked there.
+// ---- A module owns parameters, buffers and child modules under dotted names. It runs under its path, which books
+// every byte that it allocates.
 //
 //   struct Scaled final : nn::Layer {
 //     explicit Scaled(std::int64_t n) : gain(add_parameter("gain", nn::init::constant({n}, 1, DType::f32, cpu))) {}
@@ -35,35 +35,35 @@ bool ends_as(std::string_view name, std::string_view pattern) noexcept;
 //     Tensor forward(const Tensor& x) override { return inner(x) * gain; }
 //   };
 //
-// - A parameter is the member that forward uses: the lists of the module look there. What is assigned to it before
-//   the optimizer is made is what is trained and saved; two members that hold one tensor are one parameter.
-// - A module that is not made by child() is not part of its parent until child(name, module) says so.
+// - A parameter is the member that forward uses: the module's lists read the member. A tensor assigned to it before the
+//   optimizer is made is trained and saved; two members that hold one tensor are one parameter.
+// - A module joins its parent by child(): either child() makes it, or child(name, module) registers it.
 
 using optim::Named;
 class LayerRules;
 
 struct TensorOptions;
-/// Those of the LayerScope in force; without one cpu, f32 and whole layers.
+/// The options of the current LayerScope; without a scope cpu, f32 and whole layers.
 const TensorOptions& options_in_force() noexcept;
 
-/// Device and dtypes of a module's tensors, and the dtype that its products compute in. Named policies fill it in:
-/// nn/precision/precision.h. A member that is not given is that of options_in_force().
+/// Device and dtypes of a module's tensors, and the dtype of its products. Named policies fill it in:
+/// nn/precision/precision.h. Members default to options_in_force().
 struct TensorOptions {
   memory::Device device = options_in_force().device;
   DType dtype = options_in_force().dtype;
-  std::optional<DType> norms = options_in_force().norms;  ///< of the parameters of norms; none: `dtype`
+  std::optional<DType> norms = options_in_force().norms;  ///< of norms' parameters; defaults to `dtype`
   std::optional<DType> compute =
-      options_in_force().compute;  ///< linear layers and convolutions cast their operands to it; none: they do not
+      options_in_force().compute;  ///< linear layers and convolutions cast their operands to it, if set
   std::optional<Fp8Recipe> fp8 =
-      options_in_force().fp8;  ///< of linear layers' operands (nn/layers/fp8.h); none: they are not FP8
-  /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/weight_only.h); null: they are not coded.
+      options_in_force().fp8;  ///< puts linear layers' operands in FP8, if set (nn/layers/fp8.h)
+  /// Keeps the weights of linear layers in fewer bits between uses, if set (nn/quant/weight_only.h).
   std::shared_ptr<ParameterStore> coded_weights = options_in_force().coded_weights;
-  /// Shards in place of linear layers and tables (nn/parallel/shards.h); null for whole layers.
+  /// Replaces linear layers and tables with shards, if set (nn/parallel/shards.h).
   std::shared_ptr<const LayerRules> rules = options_in_force().rules;
-  bool is_in_blocks = true;  ///< false: of layers whose role is not that of linear layers inside of blocks
+  bool is_in_blocks = true;  ///< false for embeddings, heads and other layers outside the blocks
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
-  /// For layers other than the linear ones inside of blocks (embeddings, heads): without FP8 and codes.
+  /// Options for layers outside the blocks (embeddings, heads): without FP8 and codes.
   TensorOptions outside_blocks() const {
     TensorOptions other = *this;
     other.fp8.reset();
@@ -73,7 +73,7 @@ struct TensorOptions {
   }
 };
 
-/// For a scope of this thread the options of layers that are made without any, as `Linear(64, 64)`:
+/// Default options on this thread for layers that are made without options, such as `Linear(64, 64)`:
 ///
 ///   const nn::LayerScope scope({.device = cuda(), .dtype = DType::bf16});
 ///   Net net;
@@ -89,7 +89,7 @@ class LayerScope {
   const TensorOptions* before_;
 };
 
-/// How public files lay a parameter out.
+/// The layout of a parameter in public files.
 enum class FileLayout : std::uint8_t {
   same,  ///< as in memory
   oihw   ///< memory (O, KH, KW, I), file (O, I, KH, KW); memory (O, K, I), file (O, I, K)
@@ -102,15 +102,15 @@ struct NamedTensor {
   FileLayout layout = FileLayout::same;
 };
 
-/// Where a shard of a parameter lies in the whole one.
+/// The place of a parameter's shard in the whole parameter.
 struct PlaceInWhole {
   init::PartOf part;
-  char joint = '.';  ///< in the whole parameter's name, between the layer's own name and "weight" or "bias"
+  char joint = '.';  ///< in the whole parameter's name, between the layer's name and "weight" or "bias"
 };
 
-/// A tensor as the member of a module that lists it. It can be moved, and the module's list follows; a copy is a handle
-/// like any other. Assigning gives the module another tensor; an undefined one removes it. Keep it as a member: one
-/// that was moved into a plain Tensor and destroyed is missing, and the next list of parameters throws.
+/// A tensor that a module lists as a member. The list follows moves; a copy is a plain handle. Assigning gives the
+/// module another tensor; an undefined tensor removes it. Keep it as a member: if it is moved into a plain Tensor and
+/// destroyed, the next list of parameters throws.
 class Member : public Tensor {
  public:
   Member() = default;
@@ -122,7 +122,7 @@ class Member : public Tensor {
   }
   // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): it copies first
   Member& operator=(const Member& other) { return *this = static_cast<const Tensor&>(other); }
-  /// Takes the other's place in its module's list, where this one has none.
+  /// Takes the other's place in its module's list, unless this member is listed already.
   Member& operator=(Member&& other) noexcept {
     if (this == &other) return *this;
     if (place_) return *this = static_cast<const Tensor&>(other);
@@ -142,7 +142,7 @@ class Member : public Tensor {
     if (place_) *place_ = this;
   }
 
-  std::shared_ptr<Tensor*> place_;  // points to this; null: no module lists it
+  std::shared_ptr<Tensor*> place_;  // points to this, or null if no module lists it
 };
 using Parameter = Member;  ///< trained
 using Buffer = Member;     ///< saved, not trained
@@ -153,19 +153,18 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once, under their
-  /// first name; those that are undefined are not. A tensor that was assigned to a parameter becomes a leaf here.
-  /// Throws AutogradError for a parameter whose member has gone.
+  /// Trained leaves in the order of construction, children included. Lists shared parameters once, under their first
+  /// name, and skips undefined ones. A tensor that was assigned to a parameter becomes a leaf here. Throws
+  /// AutogradError for a parameter whose member was destroyed.
   std::vector<NamedTensor> parameters() const;
   /// State that is saved but not trained (batch-norm statistics).
   std::vector<NamedTensor> buffers() const;
   /// The parameters that are not frozen, as optimizers take them. Throws ValueError when there are none.
   std::vector<Named> trainable() const;
-  /// Makes constants of the parameter `name`, or of all below the module of that name ("": of all), until unfreeze():
-  /// nothing is kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). An
-  /// optimizer that has them leaves them as they are. Backward ends at the first layer that is trained. In a name `*`
-  /// stands for any characters: "h.*.attn" are the attentions of all blocks. Throws ValueError when no parameter has
-  /// that name.
+  /// Makes the parameter `name`, or all below the module `name` ("" means all), constant until unfreeze(): nothing is
+  /// kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). Optimizers
+  /// leave them unchanged. Backward ends at the first trained layer. `*` stands for any characters: "h.*.attn" matches
+  /// the attentions of all blocks. Throws ValueError when nothing matches.
   void freeze(std::string_view name = "") { set_requires_grad(name, false); }
   void unfreeze(std::string_view name = "") { set_requires_grad(name, true); }
   /// Elements of all parameters.
@@ -180,23 +179,22 @@ class Module {
   void for_each_module(const std::function<void(Module&)>& f);
   void for_each_module(const std::function<void(const Module&)>& f) const;
 
-  /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
+  /// Effect of an FP8 recipe on this module's products, without its children's; empty if the module has no products.
   virtual Fp8Status fp8_status() const { return {}; }
-  /// The place of a parameter of this shard in the parameter of the whole layer (nn/parallel/shards.h); empty for a
-  /// whole layer.
+  /// The place of this shard's parameter in the whole layer's (nn/parallel/shards.h); nullopt for a whole layer.
   virtual std::optional<PlaceInWhole> place_in_whole(const Tensor&) const { return {}; }
 
-  /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
+  /// The path that the module runs and allocates under: the path of its construction, or child(name, module)'s.
   PathId path() const noexcept { return path_; }
 
  protected:
-  /// Takes the current path as its own: `child` makes it `parent.name`.
+  /// Runs under the current path: `child` makes it `parent.name`.
   Module();
 
-  /// Makes a leaf of `value` under `name` and books its bytes as a parameter: for a member of type Parameter. Throws
-  /// ValueError when there is one of that name.
+  /// Makes `value` a leaf under `name` and books its bytes as a parameter. Assign it to a member of type Parameter.
+  /// Throws ValueError when the name is taken.
   [[nodiscard]] Parameter add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
-  /// The same for state that is not trained; without its member it is the module's alone.
+  /// add_parameter for state that is not trained. The module keeps the tensor if the result is discarded.
   Buffer add_buffer(std::string name, Tensor value);
 
   /// Makes a child module under `name` (which may have dots: "h.0"); this module owns it.
@@ -209,8 +207,7 @@ class Module {
     adopt(name, reference, std::move(made));
     return reference;
   }
-  /// The same for a module whose members are listed under their own names, as if they were this one's. It has this
-  /// module's path.
+  /// Makes a child whose members are listed as this module's, without a prefix. It has this module's path.
   template <class M, class... Args>
   M& own_child(Args&&... args) {
     const PathScope own(path_);
@@ -219,24 +216,24 @@ class Module {
     child(std::move(made));
     return reference;
   }
-  /// Makes a child of a module that is made and owned elsewhere: a plain member, one behind a pointer. From now on it
-  /// runs under this module's path; its bytes stay booked where it was made. It may go before this module does. Throws
-  /// ValueError for one that is a child already, or for this module.
+  /// Registers a module that is made and owned elsewhere: a plain member, or one behind a pointer. It then runs below
+  /// this module's path; its bytes stay booked under its old path. It may be destroyed before this module. Throws
+  /// ValueError for a module that is a child already, or for this module.
   void child(const std::string& name, Module& module);
-  /// Takes over a module whose members are listed as this one's. It keeps its path.
+  /// Takes ownership of a module, keeps its path, and lists its members as this module's.
   void child(std::unique_ptr<Module> module);
 
  private:
   struct Entry {
     std::string name;
-    std::shared_ptr<Tensor* const> member;  // null inside: it has gone
-    Tensor kept;                            // of a buffer, for that case
+    std::shared_ptr<Tensor* const> member;  // points to null once the member is destroyed
+    Tensor kept;                            // a buffer's tensor, in case its member is destroyed
     FileLayout layout;
   };
   struct Child {
-    std::string name;  // empty: its members are listed as this module's
+    std::string name;  // "" lists its members as this module's
     Module* module;
-    std::unique_ptr<Module> owned;  // null: owned elsewhere
+    std::unique_ptr<Module> owned;  // null if owned elsewhere
   };
   Member register_member(std::vector<Entry>& entries, std::string name, Tensor value, FileLayout layout);
   void adopt(const std::string& name, Module& module, std::unique_ptr<Module> owned);
@@ -252,8 +249,8 @@ class Module {
   std::vector<Child> children_;
 };
 
-/// A module from one tensor to one tensor. Another layer can take its place (replace): LoRA, FP8, 8-bit weights and
-/// shards are such replacements, so that neither the layer nor the model that calls it knows of them.
+/// A module from one tensor to one tensor. Another layer can replace it: LoRA, FP8, 8-bit weights and shards are
+/// replacements, so neither the layer nor the model that calls it knows of them.
 class Layer : public Module {
  public:
   /// Runs forward, or its replacement's, under the module's path and in its mode (core/tensor/context.h).
@@ -262,26 +259,25 @@ class Layer : public Module {
     const EvaluationScope mode(!is_training());
     return replacement_ != nullptr ? replacement_->forward(x) : forward(x);
   }
-  /// Null: it has none.
   Layer* replacement() const noexcept { return replacement_; }
-  /// Of a replacement, how it differs from the layer whose place it took: "has an adapter". Empty: not at present.
+  /// A replacement's difference from the layer it replaces: "has an adapter". Empty if there is none at present.
   virtual std::string_view difference() const { return {}; }
-  /// Whether it adds trained parameters to the frozen ones of the layer whose place it took.
+  /// Whether it adds trained parameters to the frozen ones of the layer it replaces.
   virtual bool is_adapter() const noexcept { return false; }
-  /// Has callers get `other`. Its parameters and buffers are listed as this layer's, behind them. Throws ValueError
-  /// where another replacement makes a difference.
+  /// Replaces this layer with `other`, whose parameters and buffers are listed after this layer's. Throws ValueError if
+  /// this layer has a replacement with a difference().
   void put_in_place(std::unique_ptr<Layer> other);
 
  protected:
   virtual Tensor forward(const Tensor& x) = 0;
-  /// The forward of the layer whose place this one took.
+  /// The forward of a replaced layer.
   static Tensor forward_of(Layer& base, const Tensor& x) { return base.forward(x); }
 
  private:
   Layer* replacement_ = nullptr;
 };
 
-/// Puts an L, made as L(base, args...) under its path, in the place of `base`. Throws as Layer::put_in_place.
+/// Replaces `base` with L(base, args...), made under the path of `base`. Throws as Layer::put_in_place.
 template <class L, class Base, class... Args>
 L& replace(Base& base, Args&&... args) {
   const PathScope scope(base.path());
@@ -294,7 +290,7 @@ L& replace(Base& base, Args&&... args) {
 /// Layers one after the other.
 class Sequential final : public Layer {
  public:
-  /// Makes a layer named by its place ("0", "1", ...), or as given.
+  /// Adds a layer named by its index ("0", "1", ...), or with the given name.
   template <class L, class... Args>
   L& add(Args&&... args) {
     return add_named<L>(std::to_string(layers_.size()), std::forward<Args>(args)...);
@@ -306,7 +302,7 @@ class Sequential final : public Layer {
     return layer;
   }
   using Layer::operator();
-  /// Takes x over, and holds it only as long as its readers need it.
+  /// Takes ownership of x and frees it once its readers have run.
   Tensor operator()(Tensor&& x);
 
   std::size_t size() const noexcept { return layers_.size(); }
@@ -319,7 +315,7 @@ class Sequential final : public Layer {
   std::vector<Layer*> layers_;
 };
 
-/// x + inner(x); the inner layer is made by the constructor's arguments.
+/// x + inner(x); the constructor's arguments make the inner layer.
 template <class Inner>
 class Residual final : public Layer {
  public:
@@ -334,7 +330,7 @@ class Residual final : public Layer {
   Inner& inner_;
 };
 
-/// x + y, recorded; where their dtypes differ, the narrower one is cast to the wider one. What Residual is made of.
+/// x + y, recorded; casts the narrower dtype to the wider one. Residual is made of it.
 Tensor residual_sum(const Tensor& x, const Tensor& y);
 
 template <class Inner>
@@ -342,7 +338,7 @@ Tensor Residual<Inner>::forward(const Tensor& x) {
   return residual_sum(x, inner_(x));
 }
 
-/// Whether layers of a module have adapters.
+/// Whether a layer of the module has an adapter.
 bool has_adapters(const Module& module);
 
 }  // namespace thimble::nn

@@ -1,6 +1,6 @@
 #pragma once
-// Recurrent layers, with PyTorch's names and orders of gates: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0",
-// "bias_hh_l0", "..._l0_reverse", "..._l1" and so on, all uniform in +-1 / sqrt(H) at the start.
+// Recurrent layers, with PyTorch's names and order of gates: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0",
+// "bias_hh_l0", "..._l0_reverse", "..._l1" and so on. All start uniform in +-1 / sqrt(H).
 
 #include <string>
 #include <vector>
@@ -14,19 +14,19 @@ struct RecurrentOptions {
   std::int64_t layers = 1;
   bool has_bias = true;
   bool is_batch_first = false;    ///< sequences (N, T, C) instead of (T, N, C)
-  bool is_bidirectional = false;  ///< a second direction, whose states follow the first's in the last axis
-  double dropout = 0;             ///< of the states between layers while training
+  bool is_bidirectional = false;  ///< appends a second direction's states along the last axis
+  double dropout = 0;             ///< between layers while training
 };
 
-/// States of all layers and directions, (layers directions, N, H), layer after layer; undefined ones are zeros.
+/// States of all layers and directions, (layers directions, N, H), layer after layer; undefined tensors mean zeros.
 struct RecurrentState {
-  Tensor h, c;  ///< c: only an LSTM's
+  Tensor h, c;  ///< only an LSTM has c
 };
 
-/// x (T, N, C) -> the last layer's hidden states (T, N, H), or (T, N, 2 H) of two directions.
+/// x (T, N, C) -> the last layer's hidden states (T, N, H), or (T, N, 2 H) with two directions.
 class Recurrent : public Layer {
  public:
-  /// Runs from `state`, and leaves the states after the last step there.
+  /// Starts from `state` and stores the states after the last step in it.
   Tensor run(const Tensor& x, RecurrentState& state);
 
   std::int64_t width() const noexcept { return width_; }  ///< H

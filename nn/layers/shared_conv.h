@@ -1,5 +1,5 @@
 #pragma once
-// Convolutions whose kernels are combinations of a few that they share: see core/ops/conv/conv.h.
+// Convolutions whose kernels are combinations of a few shared ones: see core/ops/conv/conv.h.
 
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/nn/layers/fp8.h>
@@ -7,20 +7,19 @@
 
 namespace thimble::nn {
 
-/// A leaf (rank, out, kernel, kernel), normal with deviation sqrt(2 / (out kernel^2)), from which SharedConv2d makes
-/// its kernels. A module that owns one for several layers lists it with Module::add_parameter.
+/// A basis for SharedConv2d's kernels: a leaf (rank, out, kernel, kernel), normal with deviation
+/// sqrt(2 / (out kernel^2)). A module that owns one for several layers lists it with Module::add_parameter.
 Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const TensorOptions& on = {});
 
-/// (N, H, W, I) -> (N, OH, OW, O) with kernels made of `basis` (r, O, K, K) and own coefficients (I / groups, r), which
-/// start as normals with deviation sqrt(1 / r): the kernels then have the deviation of Conv2d's, sqrt(2 / (O K^2)).
+/// (N, H, W, I) -> (N, OH, OW, O) with kernels made of `basis` (r, O, K, K) and the layer's coefficients (I / groups,
+/// r). These start normal with deviation sqrt(1 / r), which gives kernels Conv2d's deviation, sqrt(2 / (O K^2)).
 ///
-/// The basis is listed among the layer's parameters, once for all layers that share it. Parameters: "basis",
-/// "coefficients".
+/// Parameters: "basis", listed once for all layers that share it, and "coefficients".
 class SharedConv2d final : public Layer {
  public:
-  /// With a basis that others may share. Throws ShapeError unless it is (r, O, K, K).
+  /// Other layers may share the basis. Throws ShapeError unless it is (r, O, K, K).
   SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options = {}, const TensorOptions& on = {});
-  /// With a basis of `rank` kernels of its own.
+  /// Makes a basis of `rank` kernels.
   SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t rank,
                const Conv2dOptions& options = {}, const TensorOptions& on = {});
 

@@ -16,16 +16,16 @@
 
 namespace thimble::nn {
 
-/// Its averages are f32 buffers (f64 for f64), named as their parameters, so a checkpoint of the model has them.
+/// The averages are f32 buffers (f64 for f64) with their parameters' names, so a checkpoint of the model has them.
 class WeightAverage : public Module {
  public:
-  /// Averages begin with the values of `parameters`, which must outlive this. Throws ValueError unless 0 <= decay < 1.
+  /// Averages start with the values of `parameters`, which must outlive this. Throws ValueError unless 0 <= decay < 1.
   WeightAverage(const std::vector<Named>& parameters, double decay);
 
-  /// average = decay x average + (1 - decay) x parameter. Needs room for two tensors of the largest parameter's size.
+  /// average = decay x average + (1 - decay) x parameter. Needs memory for two tensors of the largest parameter's size.
   void update();
 
-  /// Parameters and averages have each other's values for a scope. Needs room for one tensor of the largest parameter's
+  /// Swaps the values of parameters and averages for a scope. Needs memory for one tensor of the largest parameter's
   /// size.
   class Exchange {
    public:
