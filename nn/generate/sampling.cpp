@@ -11,7 +11,7 @@
 namespace thimble::nn {
 namespace {
 
-/// Tokens with their logits, the largest first where they are cut. Throws ValueError for what has no softmax.
+/// Tokens with their logits, the largest first if top_k or top_p cut. Throws ValueError for logits without a softmax.
 std::vector<TokenChance> candidates(std::span<const float> logits, const SamplingOptions& options) {
   if (logits.empty()) throw ValueError("sampling: no logits; at least one is needed");
   std::vector<TokenChance> list;
@@ -83,7 +83,7 @@ std::int64_t draw_token(std::span<const float> logits, const SamplingOptions& op
     running += c.probability;
     if (running > uniform) return c.token;
   }
-  // The sum of all may round to less than 1: the last that can be drawn at all.
+  // The probabilities may round to a sum below 1. Then the last token with a positive probability is drawn.
   const auto last = std::find_if(list.rbegin(), list.rend(), [](const TokenChance& c) { return c.probability > 0; });
   return last->token;
 }

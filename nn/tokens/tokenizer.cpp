@@ -18,7 +18,7 @@ namespace thimble::data {
 
 namespace {
 
-constexpr std::uint32_t code_points = 0x110000;  // of Unicode; byte b that is not UTF-8 is code_points + b
+constexpr std::uint32_t code_points = 0x110000;  // Unicode's; a byte b that is not UTF-8 has code code_points + b
 constexpr std::uint32_t before_finals = 0x11A7;  // a Hangul vowel; utf8proc 2.8 drops it after a syllable
 
 const utf8proc_uint8_t* bytes_of(std::string_view text) {
@@ -30,7 +30,7 @@ void append_nfc(std::string& out, std::string_view utf8) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
   const utf8proc_ssize_t size =
       utf8proc_map(bytes_of(utf8), static_cast<utf8proc_ssize_t>(utf8.size()), &form, options);
-  if (size < 0) throw std::bad_alloc();  // the only error that UTF-8 has
+  if (size < 0) throw std::bad_alloc();  // the only error for valid UTF-8
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(form, std::free);
   out.append(reinterpret_cast<const char*>(form), static_cast<std::size_t>(size));
 }
@@ -149,7 +149,7 @@ std::optional<TextFinder::Found> TextFinder::find(std::string_view text, std::si
   if (sorted_.empty()) return std::nullopt;
   for (std::size_t begin = from; begin < text.size(); ++begin) {
     if (!is_first_[static_cast<unsigned char>(text[begin])]) continue;
-    // Those that begin like the text from here on are neighbours; with each byte more there are fewer.
+    // Texts that match `text` so far are neighbours in sorted_. Each byte narrows the range.
     std::optional<Found> longest;
     auto low = sorted_.begin(), high = sorted_.end();
     for (std::size_t size = 0; low != high; ++size) {
@@ -182,7 +182,7 @@ void MergeTable::apply(std::vector<std::uint32_t>& tokens, Room& room) const {
   constexpr std::uint32_t gone = 0xFFFFFFFF;
   const auto size = static_cast<std::uint32_t>(tokens.size());
   if (size < 2) return;
-  // A list over `tokens`: a token that merged stands at the place of its first one.
+  // A linked list over `tokens`: a merged token takes its left token's place.
   room.before.resize(size);
   room.after.resize(size);
   room.waiting.clear();
@@ -204,7 +204,7 @@ void MergeTable::apply(std::vector<std::uint32_t>& tokens, Room& room) const {
     const Waiting top = room.waiting.back();
     room.waiting.pop_back();
     if (tokens[top.at] == gone) continue;
-    const Merge* const merge = merge_at(top.at);  // neighbours may be others by now
+    const Merge* const merge = merge_at(top.at);  // the right neighbour may have changed
     if (merge == nullptr || merge->result != top.result) continue;
     const std::uint32_t right = room.after[top.at], next = room.after[right];
     tokens[top.at] = top.result;
@@ -238,7 +238,7 @@ constexpr Known known[] = {
 
 bool is_newline(char c) { return c == '\n' || c == '\r'; }
 
-/// The characters of a text from a place on.
+/// Scans runs of characters at a position of a text.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -256,7 +256,7 @@ class Scanner {
     return at;
   }
 
-  /// 's|'t|'re|'ve|'m|'ll|'d : its end, or `at` where there is none. In any case as (?i: ) has it: U+017F is an s, too.
+  /// 's|'t|'re|'ve|'m|'ll|'d : the end of the match, or `at`. `in_any_case` is (?i: ), where U+017F is an s, too.
   std::size_t contraction(std::size_t at, bool in_any_case) const {
     if (byte(at) != '\'' || !has(at + 1)) return at;
     const auto letter = [&](std::size_t place) {
@@ -271,14 +271,14 @@ class Scanner {
     return is_pair ? at + 3 : at;
   }
 
-  /// \s+(?!\S)|\s+ : spaces but for the last one before another character, where there are several.
+  /// \s+(?!\S)|\s+ : spaces; of several before another character, all but the last.
   std::size_t spaces(std::size_t at) const {
     std::size_t end = at, last = at;
     while (is(CharacterClass::space, end)) last = end, end = after(end);
     return has(end) && last > at ? last : end;
   }
 
-  /// \s*[\r\n]+ : spaces up to the last line break among them, or `at` where there is none.
+  /// \s*[\r\n]+ : spaces up to their last line break, or `at` without a line break.
   std::size_t line_breaks(std::size_t at) const {
     std::size_t end = at;
     for (; is(CharacterClass::space, at); at = after(at)) {
@@ -344,10 +344,10 @@ namespace {
 
 std::string place(const char* part, std::size_t number) { return part + ("[" + std::to_string(number) + "]"); }
 
-/// The bytes that a token decodes to: those of its letters, or its text where a character is no letter.
+/// The bytes of a token: decoded letters, or its text if a character is no letter.
 std::string bytes_of_token(const std::string& token) { return from_letters(token).value_or(token); }
 
-/// Where the spaces begin that `text` ends with.
+/// The begin of the spaces at the end of `text`.
 std::size_t last_spaces(std::string_view text) {
   std::size_t begin = text.size();
   while (begin > 0) {
@@ -360,7 +360,7 @@ std::size_t last_spaces(std::string_view text) {
   return begin;
 }
 
-/// Where the spaces end that are in `text` from `at` on.
+/// The end of the spaces in `text` from `at` on.
 std::size_t first_spaces(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     const Character next = character_at(text, at);
@@ -473,7 +473,7 @@ std::uint32_t Tokenizer::id_of(std::string_view token) const {
   throw ValueError("tokenizer: no token " + quote(token) + "; expected one of its " + std::to_string(size()));
 }
 
-/// One text on its way to tokens.
+/// Encodes one text.
 class Tokenizer::Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, const EncodeOptions& options) : tokenizer_(tokenizer), options_(options) {}
@@ -496,7 +496,7 @@ class Tokenizer::Encoder {
           [this](std::string_view piece) { encode_words(piece); });
   }
 
-  /// Calls rest(piece) for what lies between the added tokens of `text`, and appends these.
+  /// Appends the added tokens of `text` and calls rest(piece) for the text between them.
   template <class Rest>
   void split(std::string_view text, const TextFinder& finder, const std::vector<std::size_t>& places, Rest&& rest) {
     std::size_t done = 0, from = 0;
@@ -507,7 +507,7 @@ class Tokenizer::Encoder {
       std::size_t begin = found->begin, end = found->end;
       if (token.strips_left) begin = std::max(done, last_spaces(text.substr(0, begin)));
       if (token.strips_right) end = first_spaces(text, end);
-      if (begin >= end) continue;  // the token before has taken all of it
+      if (begin >= end) continue;  // the token before it has stripped all of it
       if (done < begin) rest(text.substr(done, begin - done));
       tokens_.push_back(token.id);
       done = end;
@@ -544,7 +544,7 @@ class Tokenizer::Encoder {
     if (is_noted && seen_.size() < most_noted) seen_[word] = {first, tokens_.size() - first};
   }
 
-  // Words come again and again, and their tokens are those of the first time. Of a piece of text without added tokens.
+  // A cache: words repeat, so their tokens are copied from the first occurrence between two added tokens.
   struct Seen {
     std::size_t first, count;  // in tokens_
   };

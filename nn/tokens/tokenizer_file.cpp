@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 28;
 
-/// A value of the file, and where it stands: "model.vocab".
+/// A value of the file and its key: "model.vocab".
 class Value {
  public:
   Value(const Json& json, std::string key, const std::string& path) : json_(json), key_(std::move(key)), path_(path) {}
@@ -33,7 +33,6 @@ class Value {
     throw FileError(path_, 0,
                     "tokenizer: " + (key_.empty() ? std::string("the file") : "key " + quote(key_)) + ": " + why);
   }
-  /// Neither this value nor anything like it is known.
   [[noreturn]] void refuse(const std::string& allowed) const {
     fail(quote(json_.dump(-1, ' ', true), 200) + "; expected " + allowed);
   }
@@ -57,7 +56,7 @@ class Value {
     return *this;
   }
 
-  /// A part of an object; null where it is not there.
+  /// A member of an object, or null if it is missing.
   Value part(std::string_view name) const {
     static const Json none;
     const auto found = json_.find(name);
@@ -96,7 +95,7 @@ class Value {
   const std::string& path_;
 };
 
-/// The tree, of which no object has a key twice.
+/// The document, without repeated keys.
 Json parse_json(std::string_view text, const std::string& path) {
   if (const std::size_t nul = text.find('\0'); nul != text.npos) {  // the parser's own end of a text
     throw FileError(path, nul, "tokenizer: a NUL byte; expected JSON");
@@ -160,7 +159,7 @@ void read_model(const Value& model, TokenizerParts& parts) {
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (const Value ends = model.part(name); !ends.is_null() && !ends.text().empty()) ends.refuse("null or \"\"");
   }
-  // With a token for every byte nothing is unknown, so these change nothing.
+  // With a token for every byte nothing is unknown, so these keys have no effect.
   if (const Value unknown = model.part("unk_token"); !unknown.is_null()) unknown.text();
   model.part("fuse_unk").flag_or(false);
   model.part("byte_fallback").flag_or(false);
@@ -185,7 +184,7 @@ void read_added(const Value& added, TokenizerParts& parts) {
   }
 }
 
-/// ByteLevel, which cuts at GPT-2's pattern where `use_regex` says so.
+/// Reads ByteLevel. Returns `use_regex`: whether it cuts at GPT-2's pattern.
 bool read_byte_level(const Value& step) {
   step.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   step.part("trim_offsets").flag_or(true);
@@ -258,7 +257,7 @@ void read_template(const Value& step, TokenizerParts& parts) {
 void read_post_processor(const Value& step, TokenizerParts& parts) {
   constexpr const char* allowed = "null, ByteLevel, TemplateProcessing, or a Sequence of these two";
   if (step.is_null()) return;
-  if (step.type() == "ByteLevel") {  // about offsets alone
+  if (step.type() == "ByteLevel") {  // affects only offsets
     step.part("add_prefix_space").flag_or(true);
     read_byte_level(step);
   } else if (step.type() == "TemplateProcessing") {
@@ -286,7 +285,7 @@ Tokenizer parse_tokenizer(std::span<const std::byte> file, const std::string& pa
   whole.object({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
                 "decoder", "model"});
   if (const Value version = whole.part("version"); !version.is_null() && version.text() != "1.0") version.refuse("1.0");
-  // How training cut and filled its texts; encoding one text for a model does neither.
+  // Training cut and padded its texts with these; encoding one text does neither.
   for (const char* name : {"truncation", "padding"}) {
     const Value part = whole.part(name);
     if (!part.is_null()) part.refuse("null, which the file may be given: it then encodes whole texts");
