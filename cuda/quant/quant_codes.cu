@@ -1,5 +1,5 @@
-// Tensors of 8-bit codes on CUDA devices: encoding, decoding, pools, means, sums, and Q8_0 blocks. A thread computes one
-// result, in the arithmetic and with the bits of the CPU's kernels.
+// Tensors of 8-bit codes on CUDA devices: encoding, decoding, pools, means, sums, and Q8_0 blocks. A thread computes
+// one result, in the arithmetic and with the bits of the CPU's kernels.
 
 #include <thimble/core/kernels/quant_codes.h>
 #include <thimble/core/kernels/shared/quant_rows.h>

@@ -14,7 +14,8 @@ THIMBLE_DEVICE inline T shift_of(T largest) {
   return largest == -static_cast<T>(INFINITY) ? T(0) : largest;
 }
 
-/// The largest of some numbers loaded as S, and the sum of e^(x - largest) over them. NaN and +infinity make the sum NaN.
+/// The largest of some numbers loaded as S, and the sum of e^(x - largest) over them. NaN and +infinity make the sum
+/// NaN.
 template <class S>
 struct ExponentialSum {
   using T = Wide<S>;

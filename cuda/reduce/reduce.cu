@@ -25,8 +25,8 @@ struct ReduceJobPlace {
   std::int64_t output, count, stretch, begin, end;
 };
 
-/// A job is one range of one output, or of up to `columns` neighbours on the innermost kept axis if these are contiguous
-/// in memory.
+/// A job is one range of one output, or of up to `columns` neighbours on the innermost kept axis if these are
+/// contiguous in memory.
 struct ReduceGrid {
   std::int64_t outputs, length, stretches, inner, groups;  ///< groups of columns in a row of `inner` outputs
   int columns;

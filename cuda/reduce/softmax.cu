@@ -1,7 +1,7 @@
 // Softmax on CUDA devices: a warp or a team takes a row and reads it in words. Forward holds a row of up to 64 elements
-// per thread in registers and reads it once. It reads a longer row twice: first for the largest and the sum, relative to
-// the largest so far, then for the result. A thread sums its elements in the compute type; the threads' sums are added
-// in f64.
+// per thread in registers and reads it once. It reads a longer row twice: first for the largest and the sum, relative
+// to the largest so far, then for the result. A thread sums its elements in the compute type; the threads' sums are
+// added in f64.
 
 #include <cmath>
 

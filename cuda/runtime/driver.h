@@ -1,6 +1,6 @@
 #pragma once
-// The driver's calls for virtual memory, looked up by name through the runtime, because only machines with a driver have
-// libcuda to link.
+// The driver's calls for virtual memory, looked up by name through the runtime, because only machines with a driver
+// have libcuda to link.
 
 #include <string>
 

@@ -22,8 +22,8 @@ void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
 /// Stores a failure where nothing may be thrown: the next check_launch throws it.
 void report_later(cudaError_t error) noexcept;
 
-/// Every kernel may use plain_shared_bytes of shared memory, static memory included; allow_shared_bytes requests more on
-/// the current device. Throws DeviceError if the device has less.
+/// Every kernel may use plain_shared_bytes of shared memory, static memory included; allow_shared_bytes requests more
+/// on the current device. Throws DeviceError if the device has less.
 inline constexpr std::size_t plain_shared_bytes = 48 << 10;
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
