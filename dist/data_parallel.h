@@ -18,9 +18,9 @@
 //   3       shards of all three: the parameters are in a store (dist/shard_store.h)
 //
 // Backward copies each complete gradient into its bucket (a bucket of one parameter is the gradient itself). A full
-// bucket is sent while backward goes on: each rank gets its shard from all others. When the next bucket is full, the
-// received shards are added in rank order, by the operator that adds micro-batches on one rank. Communicators only move
-// bytes. At most one bucket is in flight, so every step needs the same bytes.
+// bucket is sent while backward goes on: each rank sends the others their shards and gets its shard from them. When the
+// next bucket is full, the received shards are added in the order of ranks, by the operator that adds micro-batches on
+// one rank. Communicators only move bytes. At most one bucket is in flight, so its bytes are the same in every step.
 //
 // Without data parallelism (a single rank, or a tensor-parallel group) there are no buckets: gradients are added by
 // parameter.

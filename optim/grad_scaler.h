@@ -14,9 +14,9 @@ namespace thimble::optim {
 struct GradScalerOptions {
   double scale = 65536;    ///< initial scale
   bool is_dynamic = true;  ///< false keeps the scale, examines no gradient, and skips no step
-  double growth = 2;       ///< factor of the scale after `interval` good steps in a row
+  double growth = 2;       ///< of the scale after `interval` good steps in a row ...
   std::int64_t interval = 2000;
-  double backoff = 0.5;  ///< factor of the scale after a step with gradients that are not finite, which is skipped
+  double backoff = 0.5;  ///< ... and after a step whose gradients are not all finite, which is skipped
   double most = 0x1p24;  ///< bounds of the scale
   double least = 1;
 };
