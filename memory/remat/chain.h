@@ -74,7 +74,7 @@ struct Stage {
   friend bool operator==(const Stage&, const Stage&) = default;
 };
 
-/// A tensor that other stages than the one after its maker read.
+/// A tensor with readers beyond the stage after its maker.
 struct SharedTensor {
   std::uint32_t maker = 0;
   std::vector<std::uint32_t> readers;  ///< at least one stage after the maker, rising

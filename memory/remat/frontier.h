@@ -12,7 +12,7 @@
 //   each where m covers the largest need of its forwards and its backward.
 // - Intervals that are equal in all their numbers are solved once: a network of equal blocks costs n intervals, not
 //   n^2.
-// - Where a forecast expects more breakpoints than the work limit admits, some of them and some splits are left out.
+// - If a forecast expects more breakpoints than the work limit admits, some of them and some splits are left out.
 //   The plan still needs no more time and bytes than its point says. A second table, with all splits and thinned the
 //   other way, bounds the loss. The smallest feasible budget stays exact.
 // - One table serves all budgets, so more budget never gives a slower plan.

@@ -148,7 +148,7 @@ void IntervalClasses::number_ends(const Chain& chain) {
     std::vector<std::uint32_t> of_lengths;
     std::uint32_t kind = number(groups, numbers_of(chain.stages[b]));
     for (std::size_t span = 1; span <= longest_span_; ++span) {
-      // Where the chain begins no interval is longer.
+      // Intervals cannot begin before the chain.
       const Numbers ending = span <= b + 1 ? options_of(b + 1 - span, span) : Numbers{};
       if (ending.size() > 1) kind = number(kinds, std::make_pair(kind, number(groups, ending)));
       of_lengths.push_back(kind);

@@ -12,7 +12,7 @@
 namespace thimble::data {
 namespace {
 
-constexpr std::uint64_t purpose = 0x6d61736b;  // separates these random numbers from the ones that choose windows
+constexpr std::uint64_t purpose = 0x6d61736b;  // separates these random numbers from the sampler's
 
 void require_share(const char* which, double share) {
   if (!(share >= 0 && share <= 1)) {
