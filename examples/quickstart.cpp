@@ -7,7 +7,7 @@
 using namespace thimble;
 
 std::size_t peak_bytes(memory::Device device, int steps) {
-  const memory::Stack stack = memory::make_resource(device);  // an arena of its own
+  const memory::Stack stack = memory::make_resource(device);  // a separate arena
   const ResourceScope scope(stack.top);
   const auto model = models::make_model("resnet18", {.image = 32}, {device});
   optim::Sgd sgd(model->trainable(), {.rate = 0.05, .momentum = 0.9});
