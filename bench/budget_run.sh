@@ -1,11 +1,11 @@
 #!/bin/sh
-# A 12-layer GPT with dropout trains inside of a third of the bytes that keeping everything takes, under a limit of the
-# kernel, with the losses of the run without a budget, bit for bit.
+# Trains a 12-layer GPT with dropout in less than a third of the memory of keeping everything, under RLIMIT_DATA, and
+# compares every loss bit for bit with a run without a budget.
 #
 #   bench/budget_run.sh PROGRAM TEXT [STEPS]
 #
-# PROGRAM is the program thimble, TEXT a text file, STEPS are 200. Needs prlimit (util-linux). Exit status 0 when all
-# losses and all bytes of the checkpoint are equal.
+# PROGRAM is thimble, TEXT a text file; STEPS defaults to 200. Needs prlimit (util-linux). Exits with 0 if all losses
+# and all bytes of the checkpoint are equal.
 set -eu
 
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then
@@ -14,7 +14,7 @@ if [ $# -lt 2 ] || [ $# -gt 3 ]; then
 fi
 program=$1 text=$2 steps=${3:-200}
 budget_mib=72
-rest_mib=64 # for the process beside its arena: code, heap, threads' stacks, the text
+rest_mib=64 # outside the arena: code, heap, thread stacks, the text
 limit=$(((budget_mib + rest_mib) * 1024 * 1024))
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -31,7 +31,7 @@ figure() { # NAME KEY
   sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$folder/$1.json"
 }
 
-# The curve 'loss' of an event file: every value as the four bytes that it is.
+# The 'loss' curve of an event file, each value as its four bytes.
 losses() {
   od -An -v -tx1 "$folder/$1"/events.* | tr -d ' \n' | grep -o '0a046c6f737315........'
 }

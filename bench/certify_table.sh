@@ -1,8 +1,8 @@
 #!/bin/sh
-# The table of docs/certify.md: named models in about half of the bytes that keeping everything takes, each certified
-# bit by bit at its real size; then an own model, examples/own_model_in_a_budget.cpp, where its program is named.
-# `bench/certify_table.sh PROGRAM [STEPS [EXAMPLE]]`, Markdown on standard output; status 1 where a certificate does not
-# hold. Needs python3 to read JSON.
+# Prints the table of docs/certify.md: certifies named models bit by bit at real size, each in about half the memory of
+# keeping everything; then runs EXAMPLE, built from examples/own_model_in_a_budget.cpp, if given.
+# `bench/certify_table.sh PROGRAM [STEPS [EXAMPLE]]` writes Markdown to standard output and exits with 1 if a
+# certificate does not hold. Needs python3 to read JSON.
 set -eu
 program=$1
 steps=${2:-2}
@@ -13,7 +13,7 @@ echo "| model | batch | keeping everything | budget | peak, predicted and measur
 echo "|---|---:|---:|---:|---:|---:|---:|---:|---|"
 while read -r model batch flags; do
   [ -n "$model" ] || continue
-  # shellcheck disable=SC2086  # flags are several words
+  # shellcheck disable=SC2086  # flags holds several words
   plan=$("$program" plan "$model" --batch "$batch" $flags --data synthetic --json)
   all=$(echo "$plan" | number keep_everything_bytes)
   least=$(echo "$plan" | number minimum_feasible_bytes)

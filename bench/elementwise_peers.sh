@@ -1,11 +1,11 @@
 #!/bin/sh
-# Kernels that the memory's speed bounds, here and in PyTorch, in one run:
+# Compares kernels bound by memory bandwidth, here and in PyTorch, in one run:
 #
 #   bench/elementwise_peers.sh [BUILD [THREADS [ROUNDS]]]        (build, 1, 2)
 #
-# BUILD/bin/kernel_benchmark and bench/torch/elementwise.py with the Python that THIMBLE_PYTHON names take
-# turns; of each figure the best counts. Prints milliseconds, our share of the triad's rate, and ours over PyTorch's.
-# PyTorch runs with an allocator that keeps its pages.
+# BUILD/bin/kernel_benchmark and bench/torch/elementwise.py (run by THIMBLE_PYTHON) take turns; the best of each figure
+# counts. Prints milliseconds, our share of the triad's rate, and our time over PyTorch's. PyTorch's allocator keeps its
+# pages.
 set -e
 sources=$(cd "$(dirname "$0")" && pwd)
 build=${1:-build}

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Faults on purpose, in full: 200 kills, 50 with one process id, 50 signals, 2,000 flipped bits of checkpoints. The test
-# of the same name makes a tenth of them; docs/reliability.md has the figures of one run.
+# Injects faults in full: 200 kills, 50 with one process id, 50 signals, 2,000 flipped checkpoint bits. The test of the
+# same name makes a tenth of them; docs/reliability.md has the figures of one run.
 #
 #   bench/faults.sh [BUILD]
 #
-# BUILD is a build folder with the program and the tests (build). Exit status 0 when nothing was lost, nothing wrong was
-# loaded, and every run that went on ended with the bytes of one that was never disturbed.
+# BUILD is a build folder with the program and the tests (build). Exits with 0 if nothing was lost, no damaged
+# checkpoint was loaded, and every resumed run ended with the bytes of an undisturbed one.
 set -eu
 
 build=${1:-build}

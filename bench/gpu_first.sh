@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# What a GPU says in its first half hour, in the order that tells most:
+# Tests and measures a GPU in half an hour, the most telling stages first:
 #
 #   bench/gpu_first.sh [--stages NAME,NAME...] [--minutes M] [--list] [OUT]        (all but the last part; gpu-results)
 #
-# A stage is a name or a part: first, second, third (--list). Each has a time limit below 7 minutes; what it printed until then
-# counts, and a stage that fails, hangs or cannot run does not stop the next. --minutes begins no stage behind that
-# many and cuts the last one off. OUT gets results.txt, all output as it comes, and table.md, which gpu_table.py makes of it;
-# a call adds its stages to those that are there. Exit status 0 when no stage of this call failed.
+# NAME is a stage or a part: first, second, third, rest (--list). Each stage has a time limit below 7 minutes; its
+# output up to then counts, and a stage that fails, hangs or cannot run does not stop the next. With --minutes no stage
+# begins after M minutes, and a running one is cut off. OUT gets results.txt, all output as it comes, and table.md, made
+# from it by gpu_table.py; a further call adds its stages. Exits with 0 if no stage of this call failed.
 #
-# The programs lie in ../bin (BIN), as bench/gpu_pack.sh packs them or a build leaves them. cuBLAS and cuDNN that the
-# system lacks are looked for among the packages of THIMBLE_PYTHON (python3), which PyTorch is asked of, too. LIMIT=SECONDS sets
-# every stage's limit. DEVICE=cpu SIZES=tiny runs the same commands without a GPU, to see that they run, and DEVICE=emulated
-# the stages of tests on the CUDA device that a build's tests have without CUDA.
+# Programs come from BIN: ../bin, as bench/gpu_pack.sh packs them, or ../build/bin. THIMBLE_PYTHON (python3) runs
+# PyTorch; its packages also provide cuBLAS and cuDNN, else the system does. LIMIT=SECONDS sets every stage's limit.
+# DEVICE=cpu SIZES=tiny runs the same commands without a GPU, to see that they run; DEVICE=emulated runs the stages of
+# tests on the CUDA device that a build without CUDA emulates.
 # shellcheck disable=SC2317  # stages are called by name
 set -uo pipefail
 self=$(realpath "$0")
 cd "$(dirname "$self")/.." || exit 1
 
-# part, limit in seconds, name, what it shows
+# part, limit in seconds, name, description
 stages='first  30  devices    this build, the driver, the GPU
 first  150 tests      [cuda]: training, bits, graphs, memory
 first  90  operators  every operator against the CPU and a reference
@@ -50,7 +50,7 @@ while [ $# -gt 0 ]; do
     --list) echo "$stages" && exit 0 ;;
     --stages) [ $# -ge 2 ] && chosen=${2//,/ } || usage '--stages takes names' && shift ;;
     --minutes) [[ ${2:-} =~ ^[0-9]+$ ]] && minutes=$2 || usage '--minutes takes a number' && shift ;;
-    --inside) inside=$2 && shift ;; # this script's own: one stage, in a process that can be ended
+    --inside) inside=$2 && shift ;; # internal: runs one stage, in a process that can be killed
     -*) usage "'$1' is no flag" ;;
     *) out=$1 ;;
   esac
@@ -64,13 +64,13 @@ is_tiny=
 [ "${SIZES:-full}" = tiny ] && is_tiny=1
 export PYTHONUNBUFFERED=1
 
-# ---- what stages call; `left_out WHY` ends one that this machine cannot run
+# ---- helpers; `left_out WHY` ends a stage that this machine cannot run
 
 left_out() {
   echo "left out: $1"
   exit 77
 }
-# run COMMAND...: its lines as they come, behind its own; it fails the stage and does not end it.
+# run COMMAND...: prints the command and its output as it comes; an error fails the stage but does not end it.
 failed=0
 run() {
   local start=$SECONDS
@@ -79,20 +79,20 @@ run() {
   echo "---- $((SECONDS - start)) s"
 }
 program() { run "$bin/$1" "${@:2}"; }
-# Tests of every device that is there pass where there is no GPU, too.
+# Tests that loop over the available devices pass even without a GPU.
 needs_gpu() { [ "$device" != cuda ] || "$bin/thimble" devices | grep -q '^cuda .*, found' || left_out 'this build finds no GPU'; }
 cases() {
   needs_gpu
   program thimble_tests --durations yes "$@"
 }
-tiny() { [ -z "$is_tiny" ] || echo "$@"; } # these, in a run that only shows that commands run
+tiny() { [ -z "$is_tiny" ] || echo "$@"; } # the arguments, if sizes are tiny
 has_torch() {
   local ask='import torch'
   [ "$device" = cuda ] && ask='import torch, sys; sys.exit(not torch.cuda.is_available())'
   "$python" -c "$ask" 2>/dev/null || { echo "no PyTorch for $device in $python" && return 1; }
 }
 operator_files='softmax elementwise norm attention batch_norm dropout indexing matmul linear_loss loss pool reduction'
-# Calls that are refused are our own affair, checked one by one; some are questions whose answer is no.
+# API errors are not reported: the library checks every call, and some calls only ask and may fail.
 sanitizer() {
   local tool
   needs_gpu
@@ -122,7 +122,7 @@ stage_libraries() {
   [ "$device" = cuda ] || left_out "libraries and graphs are a GPU's"
   program gpu_benchmark "$device" 1 libraries,steps
 }
-# step NAME FLAGS...: ours; peer NAME FLAGS...: PyTorch's. Their JSON stands behind the line that names it.
+# step NAME FLAGS... runs our step, peer NAME FLAGS... PyTorch's. A line `step NAME` precedes their JSON.
 step() {
   echo "step $1"
   program gpu_step_benchmark "${@:2}" --device "$device"
@@ -165,7 +165,7 @@ stage_graphs() { cases "[remap]~[.],[graph]~[.]"; }
 stage_profile() {
   local tool
   tool=$(command -v ncu) || left_out 'no ncu'
-  # Of each kernel of a step one launch: its time, its share of the memory's and of the issue slots' ceilings.
+  # 400 launches: time, shares of peak memory bandwidth and issue slots, registers.
   run "$tool" --clock-control none --launch-skip 400 --launch-count 400 --csv --metrics \
     gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,launch__registers_per_thread \
     "$bin/gpu_step_benchmark" gpt2 --batch 16 --seq 1024 --precision bf16 --steps 1 --device "$device"
@@ -190,7 +190,7 @@ stage_train() {
   train_one gpt2-fp8 gpt2 --batch 4 --seq 512 --precision fp8
   train_one gpt2-fp8-block gpt2 --batch 4 --seq 512 --precision fp8-block
 }
-# reproduce NAME...: these experiments; their pages stay behind, their counts are in the output.
+# reproduce NAME...: runs experiments and drops their pages; the output has their counts.
 reproduce() {
   local flags=() pages
   [ -n "$is_tiny" ] && flags=(--quick)
@@ -203,8 +203,8 @@ stage_techniques() { reproduce techniques; }
 stage_precision() { reproduce precision-bytes precision-state; }
 stage_initcheck() { sanitizer initcheck "[cuda]~[.]~[remap]"; }
 stage_synccheck() { sanitizer synccheck "[cuda]~[.]~[remap]"; }
-# The bounds of blocks within the arena are not the sanitizer's, which sees one mapping: NaN in fresh memory and the
-# comparison with the CPU find what reads or writes beside a block there.
+# The sanitizer sees the arena as one mapping, not its blocks; NaN in fresh memory and the comparison with the CPU find
+# accesses outside a block.
 stage_opscheck() {
   local file tags=
   for file in $operator_files; do tags+=",[#ops_${file}_test]~[.]"; done
@@ -216,7 +216,7 @@ if [ -n "${inside:-}" ]; then
   exit "$failed"
 fi
 
-# ---- all stages, each in a process of its own
+# ---- all stages, each in a separate process
 
 names=
 for word in $chosen; do
@@ -224,7 +224,7 @@ for word in $chosen; do
   [ -n "$found" ] || usage "'$word' is no stage"
   names+=" $found"
 done
-# cuBLASLt and cuDNN are loaded by name: PyTorch's packages have them where the system does not.
+# cuBLASLt and cuDNN are loaded by name, from PyTorch's packages if these have them.
 libraries="the system's"
 packages=$("$python" -c 'import glob, sys
 print(":".join(f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib") + glob.glob(p + "/torch/lib")))' 2>/dev/null)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds what is to run on a GPU where there is none, and packs it with its scripts into one archive:
+# Builds the programs for a GPU on a machine without one, and packs them with their scripts into one archive:
 #
 #   bench/gpu_pack.sh [ARCHIVE [CMAKE OPTION...]]        (thimble-gpu.tar.xz)
 #
-# A machine with a GPU then builds nothing: `tar xf thimble-gpu.tar.xz && thimble-gpu/bench/gpu_first.sh`. It needs a driver for
-# this toolkit, glibc no older than this machine's, and cuBLAS and cuDNN of the toolkit's versions, which gpu_first.sh looks for among
-# PyTorch's packages. The build is for compute capability 9.0 (ARCHITECTURES, another), in BUILD (build-gpu).
+# The machine with the GPU builds nothing: `tar xf thimble-gpu.tar.xz && thimble-gpu/bench/gpu_first.sh`. It needs a
+# driver for this toolkit, a glibc no older than this machine's, and cuBLAS and cuDNN of the toolkit's versions, which
+# gpu_first.sh finds in PyTorch's packages. Builds for compute capability 9.0 (or ARCHITECTURES) in BUILD (build-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/build.sh
@@ -13,11 +13,11 @@ cd "$(dirname "$0")/.."
 archive=${1:-thimble-gpu.tar.xz}
 build=${BUILD:-build-gpu}
 programs="thimble thimble_tests gpu_benchmark gpu_memory_benchmark gpu_step_benchmark"
-most=$((40 * 1000 * 1000)) # what is carried to a machine of minutes
+most=$((40 * 1000 * 1000)) # bytes: a machine lent for minutes must not spend them on the upload
 
 configure "$build" -DTHIMBLE_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="${ARCHITECTURES:-90-real}" -DTHIMBLE_EXAMPLES=OFF \
   -DCMAKE_EXE_LINKER_FLAGS="-static-libstdc++ -static-libgcc" "${@:2}"
-# shellcheck disable=SC2086  # words
+# shellcheck disable=SC2086  # several words
 compile "$build" thimble_program ${programs#thimble }
 
 folder=$(mktemp -d)
@@ -31,7 +31,7 @@ for name in $programs; do
     exit 1
   fi
 done
-if tools/kernels.py --has-cuobjdump; then # what the table stands beside; budgets are another's affair
+if tools/kernels.py --has-cuobjdump; then # expected figures for the table; .ci/run checks the budgets
   tools/kernels.py "$build/CMakeFiles/thimble_cuda.dir" --figures "$folder/figures" >"$folder/budgets" 2>&1 || tail -n 1 "$folder/budgets"
   bench/gpu_expected.py "$folder/figures" --tsv "$packed/bench/gpu_expected.tsv" >/dev/null
 else

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Matmul here and elsewhere, on the same shapes and in one run:
+# Compares matmul here and in other libraries, on the same shapes and in one run:
 #
 #   bench/peers.sh [BUILD [THREADS [ROUNDS]]]        (build, 1, 3)
 #
-# Builds the programs of bench/peers against the library in BUILD, OpenBLAS and oneDNN where they are installed; PyTorch
-# is asked where THIMBLE_PYTHON names a Python that has it. The programs take turns ROUNDS times, and of each figure the
-# best counts. CXX, CXXFLAGS and OPENBLAS_FLAGS (say -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas) are
-# honoured. Prints Gop/s, and what this library reaches of the best peer.
+# Builds the programs of bench/peers against the library in BUILD, and against OpenBLAS and oneDNN if installed;
+# includes PyTorch if THIMBLE_PYTHON names a Python that has it. The programs take turns ROUNDS times; the best of each
+# figure counts. Honours CXX, CXXFLAGS and OPENBLAS_FLAGS (say -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas).
+# Prints Gop/s, and our ratio to the best peer.
 set -e
 sources=$(cd "$(dirname "$0")" && pwd)/peers
 build=${1:-build}
@@ -21,10 +21,10 @@ trap 'rm -rf "$out"' EXIT
 compiler="${CXX:-c++} -std=c++20 -O2 ${CXXFLAGS:-}"
 export OMP_NUM_THREADS="$threads"
 
-flags_of() {  # package, flags where pkg-config does not know it
+flags_of() {  # PACKAGE FALLBACK: its flags; FALLBACK if pkg-config does not know it
   pkg-config --cflags --libs "$1" 2>/dev/null || echo "$2"
 }
-# build_peer NAME FLAGS: the program, or a line that says that it is left out
+# build_peer NAME FLAGS: builds the program, or prints why it is left out
 build_peer() {
   if $compiler "$sources/matmul_$1.cpp" -o "$out/$1" $2 -fopenmp 2>"$out/$1.log"; then
     programs="$programs $1"
@@ -38,7 +38,7 @@ build_peer thimble "-I$build/include $build/libthimble.a -lz -lpthread"
 build_peer openblas "${OPENBLAS_FLAGS:-$(flags_of openblas -lopenblas)}"
 build_peer onednn "$(flags_of dnnl -ldnnl)"
 
-# Old releases of OpenBLAS do not know new processors and fall back to slow kernels: asked for by name, they are fast.
+# Old releases of OpenBLAS fall back to slow kernels on processors they do not know; naming the core type helps.
 has_avx512=$(grep -c -m 1 avx512f /proc/cpuinfo || true)
 round=0
 while [ "$round" -lt "$rounds" ]; do

@@ -1,13 +1,13 @@
 #!/bin/sh
-# The budget is the process: for models, ways of running them and numbers of threads, what was predicted for the arena
-# and stated for all else, and what the kernel counted. Each run is repeated under an RLIMIT_DATA of exactly that sum
-# and, where control groups can be made, in one of exactly that many bytes.
+# Checks that a budget covers the whole process: for models, ways to run them and thread counts, prints the bytes
+# predicted for the arena, the bound stated for all else, and the kernel's count. Repeats each run under an RLIMIT_DATA
+# of that sum, in whole pages, and in a control group of that size if one can be made.
 #
 #   bench/process_table.sh PROGRAM [MODEL...]
 #
-# PROGRAM is the program thimble; MODELs are all of mlp char-gpt resnet18 resnet50 bert-base gpt2. FOLDER (/var/tmp) is
-# for offloaded tensors and checkpoints, THREADS ("1 2") the numbers of threads. Needs prlimit (util-linux). Exit status
-# 0 when in every row predicted + outside >= process >= arena, and every run under its limits was done.
+# PROGRAM is thimble; MODELs default to all of mlp char-gpt resnet18 resnet50 bert-base gpt2. FOLDER (/var/tmp) holds
+# offloaded tensors and checkpoints; THREADS ("1 2") lists thread counts. Needs prlimit (util-linux). Exits with 0 if
+# every row has predicted + outside >= process >= arena and every run finished under its limits.
 set -eu
 
 if [ $# -lt 1 ]; then
@@ -18,7 +18,7 @@ program=$1
 shift
 [ $# -gt 0 ] || set -- mlp char-gpt resnet18 resnet50 bert-base gpt2
 folder=$(mktemp -d "${FOLDER:-/var/tmp}/process-table.XXXXXX")
-group= # of control groups that are made here
+group= # the control group of the current run
 failures=0 rows=0
 cleanup() {
   [ -z "$group" ] || rmdir "$group" 2>/dev/null || true
@@ -45,11 +45,11 @@ figure() { # FILE KEY
 train() { # NAME FLAGS RUNNER...
   name=$1 flags=$2
   shift 2
-  # shellcheck disable=SC2086  # flags are words
+  # shellcheck disable=SC2086  # flags holds several words
   "$@" "$program" train $flags --data synthetic --eval-batches 1 --json >"$folder/$name.json" 2>"$folder/$name.txt"
 }
 
-# A control group for one run, in the version that is here and can be written. Nothing where there is none.
+# Makes a control group for one run, of version 1 or 2, whichever this process may write to; fails if neither.
 make_group() { # BYTES
   for parent in /sys/fs/cgroup/memory /sys/fs/cgroup; do
     for file in memory.limit_in_bytes memory.max; do
@@ -94,7 +94,7 @@ row() { # MODEL WAY THREADS FLAGS
   data=$(sed -n 's/^    "data_bytes": \([^,]*\),*$/\1/p' "$folder/run.json")
   process=$(figure run process_peak_bytes) arena=$(figure run measured_peak_bytes)
   sum=$((predicted + outside))
-  limited "$flags" $(((sum + 4095) / 4096 * 4096)) # the kernel's limits are in whole pages
+  limited "$flags" $(((sum + 4095) / 4096 * 4096)) # limits are whole pages
   verdict=holds
   if [ "$sum" -lt "$process" ] || [ "$process" -lt "$arena" ] || [ "$result" != yes ]; then verdict=FAILS; fi
   if [ "$grouped" != yes ] && [ "$grouped" != - ]; then verdict=FAILS; fi
@@ -113,7 +113,7 @@ for model in "$@"; do
       sed -n 's/^  "minimum_feasible_bytes": \([^,]*\),*$/\1/p')
     row "$model" budget "$threads" "$base --steps 3 --budget $(((peak + least) / 2))"
     row "$model" save "$threads" "$base --steps 3 --save $folder/checkpoint"
-    # A run of four steps goes on after the second.
+    # Resumes a run of four steps after its second.
     OMP_NUM_THREADS=$threads train first "$base --steps 2 --schedule constant --warmup 0 --save $folder/half" env
     row "$model" resume "$threads" "$base --steps 4 --schedule constant --warmup 0 --resume $folder/half"
     row "$model" offload "$threads" \

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Training steps here and in PyTorch, in turns:
+# Compares training steps here and in PyTorch, which take turns:
 #
 #   bench/step_peers.sh [BUILD [THREADS [ROUNDS [STEPS]]]]        (build, 2, 1, 6)
 #
-# Runs BUILD/bin/step_benchmark and bench/torch/step.py with each Python that THIMBLE_PYTHON names (separated by
-# spaces; say "$HOME/torch/bin/python3"; 2.5 and later). Of every case the fastest of STEPS steps in ROUNDS rounds
-# counts. Three kinds of plan of ours: `keep`, everything is kept; `half`, within half of what the leanest peer's process
-# grew by; `ckpt`, within what the leanest peer needs with a checkpoint around every block. The last two fuse the
-# optimizer into backward. Memory is the growth of the process from the model on. CASES picks cases by name (default:
-# all). On a busy machine CLOCK=processor with one thread counts the process's processor time instead of the wall's.
-# Prints two tables: figures, then ratios to each peer. Gflop/s are of the products that the model asks for, the peers'
-# too; share is their part of the most that step_benchmark's FMA loop in registers reached in f32 in any run. Products
-# of bf16 and Winograd's convolutions, which make fewer, may be above it.
+# Runs BUILD/bin/step_benchmark, and bench/torch/step.py with each Python in THIMBLE_PYTHON (separated by spaces, say
+# "$HOME/torch/bin/python3"; PyTorch 2.5 or later). The fastest of STEPS steps in ROUNDS rounds counts. Our plans:
+# `keep` keeps everything; `half` fits in half the process growth of the leanest peer; `ckpt` fits in the growth of the
+# leanest peer with a checkpoint around every block. `half` and `ckpt` fuse the optimizer into backward. Memory is the
+# growth of the process once the model exists. CASES picks cases by name (default: all). On a busy machine
+# CLOCK=processor with one thread measures processor time instead of wall time. Prints two tables: figures, then ratios
+# to each peer. Gflop/s count the products that the model asks for, for peers as well; share is their part of the
+# highest f32 rate of step_benchmark's FMA loop in registers in any run. bf16 products, and Winograd convolutions, which
+# do fewer products, may exceed it.
 set -e
 sources=$(cd "$(dirname "$0")" && pwd)
 build=${1:-build}
@@ -43,7 +43,7 @@ for python in $THIMBLE_PYTHON; do
 done
 [ -n "$peers" ] || echo "# no peer: THIMBLE_PYTHON names no Python with PyTorch; ours alone"
 
-# A peer at its best: a fast BLAS where there is one, vectors as wide as the machine's, an allocator that keeps its pages.
+# Runs a peer at its best: a fast BLAS if installed, the machine's widest vectors, an allocator that keeps its pages.
 blas=/usr/lib/$(uname -m)-linux-gnu/openblas-openmp
 peer() {  # peer NUMBER MODEL BATCH [ckpt] [bf16]
   python=$(cat "$out/python$1")
@@ -58,13 +58,13 @@ peer() {  # peer NUMBER MODEL BATCH [ckpt] [bf16]
     "$python" "$sources/torch/step.py" "$model" "$batch" "$steps" "$@" 2>"$out/error"
   ) || echo "# $python: $model, $batch, $*: $(tail -n 1 "$out/error")"
 }
-# note CASE WHO: the line of a run becomes "case who ms growth", and of ours "gflop-of-a-step ceiling" behind it
+# note CASE WHO: turns a run's line into "case who ms growth", with "gflop-of-a-step ceiling" appended for ours
 note() {
   sed -n "s/^#.*/&/p; s/^step .* $clock=\([0-9.]*\).* growth_mib=\([0-9.]*\)\(.* step_gflop=\([0-9.]*\).* ceiling_gflops=\([0-9.]*\)\)\{0,1\}.*/FIGURE $1 $2 \1 \2 \4 \5/p" |
     tee "$out/line" | grep '^#' || true
   sed -n 's/^FIGURE //p' "$out/line" >>"$out/figures"
 }
-least() {  # least CASE PATTERN: the smallest growth of who matches
+least() {  # least CASE PATTERN: the smallest growth among names that match
   awk -v c="$1" -v who="$2" '$1 == c && $2 ~ who && (m == "" || $4 < m) { m = $4 } END { print m }' "$out/figures"
 }
 own() {  # own CASE KIND MODEL BATCH FLAGS...
@@ -93,7 +93,7 @@ run_case() {  # run_case NAME MODEL BATCH DTYPE CKPT FLAGS...
   if [ -n "$bytes" ]; then own "$name" ckpt "$model" "$batch" --dtype "$dtype" --fuse-optimizer \
     --growth "$(whole "$bytes")" "$@"; fi
 }
-# In bytes, less 2 MiB for what is not in the arena.
+# Bytes, less 2 MiB for memory outside the arena.
 half_of() { awk -v m="$1" 'BEGIN { printf "%.0f", (m / 2 - 2) * 1048576 }'; }
 whole() { awk -v m="$1" 'BEGIN { printf "%.0f", (m - 2) * 1048576 }'; }
 

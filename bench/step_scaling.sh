@@ -1,14 +1,14 @@
 #!/bin/sh
-# How a training step grows with the batch, with the layers and with the sequence:
+# Measures how a training step grows with the batch, the layers and the sequence:
 #
 #   bench/step_scaling.sh [BUILD [THREADS [ROUNDS [STEPS]]]]        (build, 1, 3, 3)
 #
-# Runs BUILD/bin/step_benchmark at every point of a table, the points in turn, ROUNDS times; of each the fastest of
-# STEPS steps counts, and the least growth of the process. Prints for every table time and growth at each point, per
-# sample or per layer, and how far the points lie from a straight line through the first and the last of them, in per
-# cent of the line. The last table is of dry runs: what char-gpt with two layers keeps for a sequence of T tokens. On a
-# busy machine CLOCK=processor with one thread counts the process's processor time instead of the wall's. TABLES picks
-# tables by name: batch, layers, images, sequence (default: all).
+# Runs BUILD/bin/step_benchmark at every point of a table, the points taking turns, ROUNDS times. The fastest of STEPS
+# steps counts, and the least growth of the process. For each table prints time and growth at each point, per sample or
+# per layer, and the largest distance from the line through the first and last points, in percent of the line. The last
+# table comes from dry runs: the bytes that char-gpt with two layers keeps for T tokens. On a busy machine
+# CLOCK=processor with one thread measures processor time instead of wall time. TABLES picks tables by name: batch,
+# layers, images, sequence (default: all).
 set -e
 build=${1:-build}
 threads=${2:-1}
@@ -45,7 +45,7 @@ export OMP_NUM_THREADS="$threads"
 : >"$out/dry"
 
 wanted() { [ -z "$TABLES" ] || case " $TABLES " in *" $1 "*) ;; *) return 1 ;; esac }
-# run FLAGS...: the lines of a run; what it says when it fails ends this script
+# run FLAGS...: stores a run's output; on failure prints its last message and exits
 run() {
   "$program" "$@" --threads "$threads" >"$out/line" 2>"$out/error" || {
     echo "step_scaling.sh: $program $*: $(tail -n 1 "$out/error")" >&2

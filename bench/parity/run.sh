@@ -1,12 +1,12 @@
 #!/bin/sh
-# Trains the same models on the same batches with Thimble and with PyTorch, and compares.
+# Trains the same models on the same batches with Thimble and with PyTorch, and compares the results.
 #
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh build/bin/thimble_parity [flags of bench/torch/parity.py]
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh --llama build/bin/thimble_parity [flags of bench/torch/hub.py]
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh --lora build/bin/thimble_parity [flags of bench/torch/hub.py]
 #
-# THIMBLE_PYTHON names a Python with torch, numpy and safetensors, for the last two with transformers and peft, too. Exit
-# status: 0 passed, 1 failed, 77 not run.
+# THIMBLE_PYTHON names a Python with torch, numpy and safetensors; --llama and --lora also need transformers and peft.
+# Exit status: 0 passed, 1 failed, 77 not run.
 script=$(dirname "$0")/../torch/parity.py
 adapters=
 if [ "$1" = --llama ] || [ "$1" = --lora ]; then
