@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench/gpu_first.sh and bench/gpu_table.py with programs that pass, fail, hang and are missing:
+# Runs bench/gpu_first.sh and bench/gpu_table.py with programs that pass, fail, hang and are missing:
 #
 #   tests/cuda/gpu_first_test.sh OUT        OUT is emptied
 set -euo pipefail
@@ -10,7 +10,7 @@ rm -rf "$out"
 mkdir -p "$out/bin"
 out=$(cd "$out" && pwd)
 
-# fake NAME: a program of standard input.
+# fake NAME: makes a program from standard input.
 fake() {
   { echo '#!/usr/bin/env bash' && cat; } >"$out/bin/$1"
   chmod +x "$out/bin/$1"
@@ -18,7 +18,7 @@ fake() {
 fake thimble <<<'echo "cuda   built, found"'
 fake thimble_tests <<<'echo "test cases: 3 | 2 passed | 1 failed"; exit 1'
 fake gpu_memory_benchmark <<<'echo "copy                 2048 MiB     0.5000 ms    4000.0 GB/s"'
-# Of three lines the first two come before it hangs, in a process of its own, too.
+# Prints two of three lines, then hangs and leaves a child process.
 fake gpu_benchmark <<E2
 echo "add                    bf16       0.0250 ms    3600.0 GB/s"
 echo "gelu                   bf16       0.0500 ms    1000.0 GB/s"
@@ -42,7 +42,7 @@ cat <<'JSON'
 }
 JSON
 E2
-# A PyTorch of which only the train command answers.
+# A Python whose PyTorch answers only the train command.
 mkdir -p "$out/python/torch"
 fake python <<E2
 case "\$*" in
@@ -73,18 +73,18 @@ has 'what was refused' '^\| gpt2: cublaslt refused \| 2 of 7; first matmul \(3, 
 has 'PyTorch' '^\| gpt2 beside gpt2-torch: items/s \| 0.80 of PyTorch.s \| at least 1 \| \*\*missed\*\*' table.md
 has 'its bytes' '^\| gpt2 beside gpt2-torch: bytes \| 0.50 of its reserved_bytes \| at most 0.5 \| met' table.md
 if grep -q softmax "$out/results/results.txt"; then echo "a line from behind the end of its stage" && failed=1; fi
-# One that nobody has waited for yet, a zombie, is gone.
+# A zombie counts as gone.
 hangs() { grep -qs '^State:[[:space:]]*[^Z]' "/proc/$(cat "$out/hanging")/status"; }
 for _ in {1..50}; do hangs && sleep 0.1; done
 if hangs; then echo "a process of the stage that hung goes on" && failed=1; fi
 
-# A second call replaces what it runs again and keeps the rest.
+# A second call replaces the stages that it reruns and keeps the rest.
 fake thimble_tests <<<'echo "All tests passed (3 assertions in 3 test cases)"'
 BIN=$out/bin THIMBLE_PYTHON=$out/bin/python LIMIT=4 "$root/bench/gpu_first.sh" --stages tests "$out/results" >>"$out/said" 2>&1 ||
   { echo "the second call failed" && failed=1; }
 has 'the second run' '^\| tests \| passed .*All tests passed' table.md
 has 'the first call' '^\| speed \| \*\*TIMED OUT\*\*' table.md
-# Without a GPU tests pass on the CPU alone, which says nothing.
+# Without a GPU, tests that pass prove nothing: they ran only on the CPU.
 fake thimble <<<'echo "cuda   built, not found"'
 BIN=$out/bin THIMBLE_PYTHON=$out/bin/python LIMIT=4 "$root/bench/gpu_first.sh" --stages devices,tests "$out/results" >>"$out/said" 2>&1 &&
   { echo "a call without a GPU passed" && failed=1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/kernels.py on machine code written down here, whose figures are counted by hand:
+# Runs tools/kernels.py on the machine code below, whose figures are counted by hand:
 #
 #   tests/cuda/kernel_budgets_test.sh OUT        OUT is emptied
 set -euo pipefail
@@ -12,14 +12,14 @@ out=$(cd "$out" && pwd)
 touch "$out/fake.cu.o"
 
 name() { echo "_ZN7thimble12cuda_kernels13kernel_detail9run_$1INS_7kernels16fake_cuda_detail${#2}${2}EEEvlT_"; }
-# code KIND NAME: a function of instructions on standard input, 16 bytes each from 0.
+# code KIND NAME: prints a function of the instructions on standard input, 16 bytes each, from address 0.
 code() {
   printf '\t\tFunction : %s\n' "$(name "$1" "$2")"
   awk '{ printf "        /*%04x*/  %s ;  /* 0x0 */\n", 16 * (NR - 1), $0 }'
 }
 {
-  # A thread's way is 9 instructions, with 16 bytes read and 16 written. What calls at 0x120 is not on it, nor is the way from
-  # 0x0a0 on, which is longer but not by words.
+  # A thread's path has 9 instructions, 16 bytes read and 16 written. The call at 0x120 is not on it, nor is the
+  # longer path from 0x0a0, which moves no words.
   code items Wide <<'E2'
 S2R R0, SR_TID.X
 @P1 BRA 0xa0
@@ -44,7 +44,7 @@ BRA 0x60
 NOP
 RET.REL.NODEC R20 0x0
 E2
-  # A loop around a loop that loads 2 bytes or 4: by 2 it takes 5 instructions.
+  # A loop around a loop that loads 2 or 4 bytes; by 2 it takes 5 instructions.
   code teams Narrow <<'E2'
 S2R R0, SR_TID.X
 MOV R5, RZ
@@ -58,7 +58,7 @@ STG.E desc[UR4][R2.64], R5
 @!P2 BRA 0x10
 EXIT
 E2
-  # A loop of 9 instructions that loads 32 bytes by 8, behind what loads 16 once.
+  # A loop of 9 instructions that loads 32 bytes, 8 at a time, after one load of 16.
   code teams Eights <<'E2'
 S2R R0, SR_TID.X
 LDG.E.128 R8, desc[UR4][R2.64]
@@ -87,7 +87,7 @@ E2
 chmod +x "$out/cuobjdump"
 
 failed=0
-# gate EXIT: with the budgets on standard input.
+# gate EXIT: checks the exit status with the budgets on standard input.
 gate() {
   local status=0
   cat >"$out/budgets"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs ranks under a launcher of MPI: the table of cases on 1 to 4 processes, then every way to fail. A failure ends all
-# ranks within 10 s, with a status that is not 0, with the text of the rank that failed first, and leaves no process.
+# Runs ranks under an MPI launcher: the table of cases on 1 to 4 processes, then every way to fail. A failure ends all
+# ranks within 10 s with a nonzero status and the message of the rank that failed first, and leaves no process.
 #
 #   mpi.sh MPIRUN MPI_RANKS WORK_DIR
 set -eu
@@ -14,7 +14,7 @@ mkdir -p "$work"
 PIDS=$work
 export PIDS
 
-# For Open MPI, which does neither unless it is told to: more ranks than processors, and ranks of root.
+# Open MPI refuses more ranks than processors, and root, unless told otherwise.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 launch() { # launch N WORD...
@@ -33,7 +33,7 @@ for n in 1 2 3 4; do
   echo "all cases on $n ranks"
 done
 
-# ends_all N WORD TEXT: the first line of standard error that is ours is TEXT, before a word of the launcher.
+# ends_all N WORD TEXT: all ranks end, and the first line of standard error has TEXT, ahead of the launcher's messages.
 ends_all() {
   n=$1 word=$2 text=$3
   : >"$work/pids"
@@ -48,7 +48,7 @@ ends_all() {
   fi
   [ "$(wc -l <"$work/pids")" -eq "$n" ] || fail "$word: $n ranks did not start"
   while read -r pid; do
-    while kill -0 "$pid" 2>/dev/null; do # a launcher may end before its last rank has
+    while kill -0 "$pid" 2>/dev/null; do # the launcher may end before its last rank
       [ $(($(date +%s) - begin)) -le 10 ] || fail "$word on $n ranks: process $pid is still there"
       sleep 0.2
     done
@@ -58,7 +58,7 @@ ends_all() {
 
 for n in 2 4; do
   ends_all $n throw "rank 1 of $n: matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)"
-  # With several ranks left, MPICH's mpirun says 9, for the signal that it ended them with.
+  # With several ranks left, MPICH's mpirun returns 9, the signal it ends them with.
   [ $status -eq 7 ] || [ $n -gt 2 ] || fail "throw on $n ranks: status $status, not that of its error"
   ends_all $n unwind "rank 1 of $n: arena: no room"
   ends_all $n memory "rank 1 of $n: std::bad_alloc"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The program's bytes under a launcher of MPI: models, 2 to 8 processes, every stage of ZeRO, arithmetics, in turns and
-# with a budget in every third. Each run ends with status 5 where a rank of it commits other bytes than were predicted,
-# and its last loss is that of one process.
+# Checks the program's bytes under an MPI launcher: models, precisions, 2 to 8 processes and every ZeRO stage, with a
+# budget in every third run. A run exits with 5 if a rank commits other bytes than predicted; its last loss must equal
+# the loss on one process.
 #
 #   mpi_bytes.sh MPIRUN THIMBLE WORK_DIR
 set -eu

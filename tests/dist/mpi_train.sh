@@ -1,12 +1,12 @@
 #!/bin/sh
-# The program under a launcher of MPI, on text: four processes, each in a budget of its own, end with the file of one
-# process; so do eight, in parts, stages and shares of the batch; so does a run of which a rank was killed with signal 9,
-# gone on from its last checkpoint by another number of ranks. The other ranks end within 10 s, with a status that is
-# not 0. Processes that were started differently are refused by name before a step.
+# Trains on text under an MPI launcher. Four processes, each within a budget, write the file that one process writes; so
+# do eight, with tensor, pipeline and data parallelism; so does a run that loses a rank to signal 9 and resumes from its
+# last checkpoint with another number of ranks. The other ranks end within 10 s with a nonzero status. Processes started
+# with different flags are refused by name before the first step.
 #
 #   mpi_train.sh MPIRUN THIMBLE TEXT WORK_DIR [KILLS]
 #
-# TEXT is a file of text, or `synthetic`. KILLS (4): moments are spread evenly over a run, and ranks take turns.
+# TEXT is a text file or `synthetic`. KILLS (4) are spread evenly over a run and hit the ranks in turn.
 set -eu
 mpirun=$1 thimble=$2 text=$3 work=$4 kills=${5:-4}
 if [ "$mpirun" = none ]; then
@@ -15,7 +15,7 @@ if [ "$mpirun" = none ]; then
 fi
 rm -rf "$work"
 mkdir -p "$work"
-# For Open MPI, which does neither unless it is told to: more ranks than processors, and ranks of root.
+# Open MPI refuses more ranks than processors, and root, unless told otherwise.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 fail() {
@@ -23,7 +23,7 @@ fail() {
   cat "$work/out" "$work/err" >&2
   exit 1
 }
-train() { # train WORD... : a run that ends by itself
+train() { # train WORD...: a run that must succeed
   "$@" --data "$text" --layers 2 --width 96 --seq 64 --batch 8 --steps 12 --threads 1 --dropout 0.1 --eval-batches 2 \
     >"$work/out" 2>"$work/err" || fail "$*"
 }
@@ -38,7 +38,7 @@ processes=$(sed -n 's/.*"process_peak_bytes": \([0-9]*\).*/\1/p' "$work/out" | t
 for peak in $peaks; do [ "$peak" -gt 0 ] && [ "$peak" -le 4194304 ] || fail "a rank committed $peak bytes"; done
 echo "four processes in $budget each: the file of one; arenas $peaks, processes $processes"
 
-# ---- Eight in a layout
+# ---- Eight processes in a layout
 
 train "$thimble" train char-gpt --tp 2 --sequence-parallel --pp 2 --micro-batches 4 --save "$work/parts"
 train timeout 240 "$mpirun" -n 8 "$thimble" train char-gpt --tp 2 --sequence-parallel --pp 2 --zero 1 --micro-batches 2 \
@@ -48,8 +48,8 @@ echo "eight processes in 2 parts, 2 stages and 2 shares of the batch: the file o
 
 # ---- Ranks that were started differently
 
-# differ TEXT FLAGS FLAGS [MORE]: two processes with these flags each, and MORE of both. TEXT is in what they print
-# before a step; empty: they train, and write the file of ranks that are alike.
+# differ TEXT FLAGS FLAGS [MORE]: starts two processes, each with its FLAGS and both with MORE. They must print TEXT
+# before the first step; if TEXT is empty, they must train and write the file of ranks that are alike.
 differ() {
   said=$1 flags0=$2 flags1=$3 more=${4:-}
   rm -f "$work/differ"
@@ -140,7 +140,7 @@ while [ $i -lt "$kills" ]; do
       sleep 0.1
     done
   done
-  # mpirun of Open MPI 4.1 has been seen to stay for ever where a rank was killed before it had spoken with it.
+  # mpirun of Open MPI 4.1 may hang if a rank is killed before it contacts mpirun.
   (
     sleep 10
     pkill -9 -P $launcher
@@ -154,7 +154,7 @@ while [ $i -lt "$kills" ]; do
   else
     too_late=$((too_late + 1))
   fi
-  # It is as if it had never been: from the last checkpoint, or from the start where there was none yet.
+  # The kill must leave no trace: resume from the last checkpoint, or start over if there is none.
   go_on=
   if [ -e "$work/run" ]; then go_on="--resume $work/run" resumed=$((resumed + 1)); fi
   if [ -n "$killed" ] && ! cmp -s "$work/one" "$work/run"; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds every fuzzing program (clang's libFuzzer with address and undefined-behaviour checks) and runs each.
-#   tests/fuzz/run.sh [SECONDS] [NAME...]     60 seconds each and all of them unless given
-# New inputs go to build-fuzz/corpus/NAME, an input that breaks a reader to build-fuzz/NAME-crash-*: exit 1 then.
+#   tests/fuzz/run.sh [SECONDS] [NAME...]     defaults to 60 seconds each, for all programs
+# New inputs go to build-fuzz/corpus/NAME, an input that breaks a reader to build-fuzz/NAME-crash-*, with exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-60}
@@ -34,7 +34,7 @@ for name in "${names[@]}"; do
     base64 -d <<<"$bytes" >"$build/seeds/$seed"
   done
   if [ "$name" = tokenizer ]; then cp tests/fuzz/corpus/tokenizer/* "$build/seeds/tokenizer"; fi
-  # CIFAR records have 3073 bytes, so two of them need more than the default length of an input.
+  # CIFAR records have 3073 bytes; two of them exceed the default input length.
   if "$build/fuzz-$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \
     -artifact_prefix="$build/$name-" "$build/corpus/$name" "$build/seeds/$name" >"$build/$name.log" 2>&1; then
     echo "$name: $(grep -o 'stat::number_of_executed_units:.*' "$build/$name.log" | tr -s ' ') in $seconds s, nothing found"

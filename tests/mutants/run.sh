@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Changes the code in one place after another and looks whether the tests notice.
+# Changes the code in one place at a time and checks whether the tests notice.
 #
 #   tests/mutants/run.sh [-j JOBS] [-r] [-n] [PATTERN]
 #
-# mutants.txt has a row per mutant (README.md). PATTERN is a regular expression over names (default: all). With -r, mutants that an earlier run reported are not run
-# again; with -n none is run: each row must have text that its file has once, and tests that exist (`ctest -R
-# house.mutants`). Works on a copy in build-mutants/, one build for all; a mutant costs one object file, a link with its
-# tests, and these. With ccache the first build is quick.
+# mutants.txt has a row per mutant (README.md). PATTERN is a regular expression over names (default: all). -r skips
+# mutants that an earlier run reported. -n runs none, but checks that each row's text occurs once in its file and that
+# its tests exist (`ctest -R house.mutants`). Works on a copy in build-mutants/, with one build for all; a mutant costs
+# one object file, a link with its tests, and their run. With ccache the first build is quick.
 #
-# Prints a line per mutant (found, SURVIVED, DOES NOT BUILD) and "N passed, M failed" at the end. Status 0: none failed.
+# Prints a line per mutant (found, SURVIVED, DOES NOT BUILD) and "N passed, M failed". Exits with 0 if none failed.
 set -uo pipefail
-export LC_ALL=C # bytes
+export LC_ALL=C # text is bytes
 jobs=$(nproc) resumes='' only_looks=''
 while getopts "j:rn" option; do
   case $option in
@@ -26,7 +26,7 @@ cd "$(dirname "$0")/../.." || exit
 tree=$PWD/build-mutants
 build=$tree/build results=$tree/results.tsv log=$tree/log.txt
 
-# ---- The table.
+# ---- The table
 declare -A tests_of file_of objects_of survives old new
 names=() name=''
 while IFS= read -r line; do
@@ -44,8 +44,8 @@ while IFS= read -r line; do
   esac
 done <tests/mutants/mutants.txt
 
-# Prints a row's file with the new text for the old, or why that cannot be. The last line's end is no part of the old text,
-# so that it may end inside a line; without new text the line goes as a whole.
+# Prints a row's file with the new text in place of the old, or why that is impossible. The old text excludes its last
+# newline, so it may end within a line; without new text the whole line goes.
 mutated() { # NAME
   local text before after from=${old[$1]:-} to=${new[$1]:-}
   [ -n "$from" ] && [ -n "${tests_of[$1]:-}" ] || { echo "lacks tests or old text" && return 1; }
@@ -87,12 +87,12 @@ mkdir -p "$tree"
 [ -n "$resumes" ] || : >"$results"
 touch "$results"
 
-# ---- The tree as it is, in a copy: what differs is copied anew, so that little is built again.
+# ---- A copy of the tree: only files that differ are copied, so that little is rebuilt
 while IFS= read -r -d '' file; do
   [ -f "$file" ] || continue
   cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")" && cp "$file" "$tree/$file"; }
 done < <(git ls-files -z --cached --others --exclude-standard)
-while IFS= read -r file; do # what the tree no longer has
+while IFS= read -r file; do # files gone from the tree
   [ -f "$file" ] || rm -f "$tree/$file"
 done < <(cd "$tree" && find . \( -path ./build -o -path ./work \) -prune -o -path './*/*' -type f -print)
 
@@ -100,7 +100,7 @@ files=$(for name in "${chosen[@]}"; do echo "${tests_of[$name]}"; done | tr ' ' 
 emulated=OFF
 for name in "${chosen[@]}"; do [[ ${file_of[$name]} != cuda/* && ${tests_of[$name]} != *capture* ]] || emulated=ON; done
 linker=()
-command -v mold >/dev/null && linker=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # a link per mutant
+command -v mold >/dev/null && linker=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # each mutant needs a link
 cmake -S "$tree" -B "$build" -G Ninja "${linker[@]}" -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_EXAMPLES=OFF \
   -DTHIMBLE_EMULATED_CUDA=$emulated -DTHIMBLE_TEST_FILES="$files" >"$log" 2>&1 || { cat "$log" && exit 1; }
 build_all() { cmake --build "$build" -j "$jobs" --target thimble_tests >"$log" 2>&1; }
@@ -110,7 +110,7 @@ run_tests() { # PROGRAM LOG FILE-OF-TESTS...: stops at the first failure
   for file in "$@"; do tags+="${tags:+,}[#${file}_test]~[.]"; done
   (cd "$tree" && timeout 900 "$program" --filenames-as-tags --abort "$tags") >"$log" 2>&1
   local status=$?
-  [ $status -eq 0 ] || [ $status -eq 77 ] # passed but for what the machine lacks
+  [ $status -eq 0 ] || [ $status -eq 77 ] # 77: passed, but skipped what the machine lacks
 }
 echo "building the tests of ${#chosen[@]} mutants: $files"
 build_all || { tail -n 30 "$log" && exit 1; }
@@ -118,8 +118,8 @@ build_all || { tail -n 30 "$log" && exit 1; }
 run_tests "$build/bin/thimble_tests" "$log" $(tr '|' ' ' <<<"$files") || { tail -n 30 "$log" && echo "the tests fail without a mutant" && exit 1; }
 commands=$(ninja -C "$build" -t commands thimble_tests)
 
-# Compiles what a mutant changes out of a folder of its own, whose headers come before the tree's, and links it with the
-# tests that it names, before the libraries that have it as it was. Without much optimization, which changes no result
+# Compiles a mutant's source in a separate folder, whose headers come before the tree's, and links it with the mutant's
+# tests, before the libraries that hold the original. -O1 suffices, since optimization changes no result
 # (-ffp-contract=off, no fast math).
 compile_one() { # FOLDER SOURCE OBJECT
   local folder=$1 source=$2 object=$3 command from
@@ -155,7 +155,7 @@ link_one() { # FOLDER NAME
   (cd "$build" && bash -c "${words[*]}")
 }
 
-try() { # NAME: prints what became of it
+try() { # NAME: prints the outcome
   local folder=$tree/work/$1 outcome started=$SECONDS text
   mkdir -p "$folder/include" && ln -sfn .. "$folder/include/thimble"
   if ! text=$(cd "$tree" && mutated "$1"); then

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Opens the pages that the program writes in a browser without a window and uses them (page_check.js). Where there is
-# node, it reads the scripts first.
+# Opens the program's pages in a headless browser and uses them (page_check.js). If node is installed, checks the syntax
+# of the scripts first.
 #
 #   tests/pages/run.sh build/bin/thimble FOLDER [--pictures | --write]
 #
-# How a page looks is held against looks/, a screenshot of each in 64 x 40 shades of grey; --write writes them anew.
-# FOLDER is made anew; with --pictures it gets a long screenshot of every page. CHROMIUM names the browser. Exit status: 0
-# passed, 1 failed, 77 not run, because there is no Chromium.
+# Compares each page's looks with a screenshot in looks/ of 64 x 40 shades of grey; --write replaces the screenshots.
+# Empties FOLDER; with --pictures it gets a long screenshot of every page. CHROMIUM names the browser. Exit status: 0
+# passed, 1 failed, 77 not run for lack of Chromium.
 program=$1
 folder=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,7 +25,7 @@ fi
 rm -rf "$folder" && mkdir -p "$folder" || exit 1
 folder=$(cd "$folder" && pwd)
 
-open_page() { # URL OPTION...: no network, a profile of its own
+open_page() { # URL OPTION...: no network, a fresh profile
   url=$1
   shift
   timeout 300 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions \
@@ -33,7 +33,7 @@ open_page() { # URL OPTION...: no network, a profile of its own
     --virtual-time-budget=60000 --enable-logging=stderr "$@" "$url"
 }
 
-# check PAGE [WIDTH]: prints what is wrong with it; fails where something is.
+# check PAGE [WIDTH]: prints what is wrong with the page; fails if anything is.
 check() {
   page=$1 width=${2:-1280} url="file://$1.checked.html"
   [ "$width" -ge 500 ] || url="file://$here/narrow.html?$url"
@@ -43,14 +43,14 @@ check() {
   ' "$page" >"$page.checked.html"
   open_page "$url" --allow-file-access-from-files --dump-dom "--window-size=$width,1000" >"$page.dom" 2>"$page.log"
   sed -n '/<pre id="page-check">/,/<\/pre>/p' "$page.dom" | sed 's/.*<pre id="page-check">//; s/<\/pre>.*//' >"$page.result"
-  # What the console says comes from the browser itself, so it also holds where the script above never ran.
+  # Console messages come from the browser, so they count even if the script above never ran.
   grep -E 'CONSOLE.*(Uncaught|Error|Refused|Failed)' "$page.log" | sed 's/.*CONSOLE[^]]*\]/FAILED: console:/' >>"$page.result"
   cat "$page.result"
   grep -q '^[1-9][0-9]* passed, 0 failed$' "$page.result" && ! grep -q '^FAILED' "$page.result"
 }
 
 status=0
-make() { # PAGE ARGUMENT...: status 3 is that of a budget which no plan fits
+make() { # PAGE ARGUMENT...: status 3 means that no plan fits the budget
   page=$1
   shift
   "$program" "$@" >"$page.out" 2>&1
@@ -60,16 +60,16 @@ make() { # PAGE ARGUMENT...: status 3 is that of a budget which no plan fits
   tail -n 5 "$page.out"
   status=1
 }
-holds() { # NAME: the page holds
+holds() { # NAME: the page must pass
   echo "-- $1"
   check "$folder/$1.html" || { status=1; echo "FAILED: $1.html"; }
 }
-# A sheet of A4 within its margins is 688 px wide; its styles are those of print.
+# A sheet of A4 within its margins is 688 px wide and uses the print styles.
 narrow=400 paper=688
-on_paper() { # NAME: the page with the styles of print
+on_paper() { # NAME: makes the page with its print styles
   sed 's/@media print/@media all/' "$folder/$1.html" >"$folder/$1-paper.html"
 }
-finds() { # NAME EDIT [WIDTH]: the page holds no longer when its source is changed so
+finds() { # NAME EDIT [WIDTH]: the page must fail after this edit
   sed "$2" "$folder/$1.html" >"$folder/mutant.html"
   if cmp -s "$folder/$1.html" "$folder/mutant.html"; then
     echo "FAILED: the change '$2' changes nothing of $1.html"
@@ -82,7 +82,7 @@ finds() { # NAME EDIT [WIDTH]: the page holds no longer when its source is chang
   fi
 }
 
-# look NAME [OPTION...]: the page's screenshot as shades of grey, a number of two digits each, into NAME.look.
+# look NAME [OPTION...]: writes the page's screenshot to NAME.look as shades of grey, two hexadecimal digits each.
 look() {
   name=$1
   shift
@@ -90,7 +90,7 @@ look() {
   open_page "file://$here/thumbnail.html?file://$folder/$name.png" --allow-file-access-from-files --dump-dom 2>/dev/null |
     sed -n 's/^.*<pre id="thumbnail">//; /^[0-9a-f]\{128\}$/p' >"$folder/$name.look"
 }
-# distance A B: the mean difference of their shades, of 255; "none" where one of them is no picture.
+# distance A B: the mean difference of their shades, up to 255; "none" if one is no picture.
 distance() {
   cat "$1" "$2" | awk '
     function shade(text, i) { return index("0123456789abcdef", substr(text, i, 1)) * 16 + index("0123456789abcdef", substr(text, i + 1, 1)) }
@@ -101,7 +101,7 @@ distance() {
       printf "%.1f\n", sum / 2560
     }'
 }
-# Fonts differ from machine to machine, and move a mean by 2 or so.
+# Fonts differ between machines and move the mean by about 2.
 most=6
 looks_like() { # NAME
   look "$1"
@@ -110,7 +110,7 @@ looks_like() { # NAME
   awk -v far="$far" -v most=$most 'BEGIN { exit !(far != "none" && far + 0 <= most) }'
 }
 
-export THIMBLE_ISA=generic OMP_NUM_THREADS=2 # figures in the pages are those of these kernels
+export THIMBLE_ISA=generic OMP_NUM_THREADS=2 # the pages show figures of these kernels
 gpt="char-gpt --layers 3 --heads 2 --width 64 --seq 128 --batch 4"
 make "$folder/planned.html" plan $gpt --budget 8MiB --html "$folder/planned.html"
 make "$folder/kept.html" plan $gpt --html "$folder/kept.html"

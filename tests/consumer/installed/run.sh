@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs a built tree to a folder of its own, moves it, and builds and runs a program against it: once with
-# find_package, once with pkg-config where that is there.
+# Installs a build to a separate folder, moves it, and builds and runs a program against it: with find_package, then
+# with pkg-config if installed.
 #
 #   run.sh CMAKE GENERATOR CXX BUILD_DIR WORK_DIR
 set -eu
@@ -10,7 +10,7 @@ rm -rf "$work_dir"
 mkdir -p "$work_dir"
 
 "$cmake" --install "$build_dir" --prefix "$work_dir/first" >"$work_dir/install.log"
-mv "$work_dir/first" "$work_dir/prefix" # nothing in the package may know where it was installed
+mv "$work_dir/first" "$work_dir/prefix" # the package must not depend on where it was installed
 
 echo "find_package:"
 "$cmake" -S "$here" -B "$work_dir/build" -G "$generator" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release \
@@ -26,7 +26,7 @@ echo "pkg-config:"
 pc=$(find "$work_dir/prefix" -name thimble.pc)
 PKG_CONFIG_PATH=$(dirname "$pc")${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
 export PKG_CONFIG_PATH
-# shellcheck disable=SC2046  # flags are words
+# shellcheck disable=SC2046  # several words
 "$cxx" -std=c++20 -O2 $(pkg-config --cflags thimble) "$here/main.cpp" $(pkg-config --libs thimble) \
   -Wl,-rpath,"$(pkg-config --variable=libdir thimble)" -o "$work_dir/with_pkg_config"
 "$work_dir/with_pkg_config"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Compiles a program with only the single header, links and runs it.
+# Compiles a program with only the single header, links it and runs it.
 #
 #   run.sh one_file|parts CXX HEADER_DIR WORK_DIR FLAG...
 #
-# With -DTHIMBLE_WITH_FILES among the flags, nlohmann-json, zlib and utf8proc must be there too; without, none may be
-# touched, nor any other library.
+# With -DTHIMBLE_WITH_FILES among the flags, the program needs nlohmann-json, zlib and utf8proc; without it, the program
+# must need no library.
 set -eu
 form=$1 cxx=$2 header_dir=$3 work_dir=$4
 shift 4
@@ -22,7 +22,7 @@ compile="$cxx $flags -MD -c $here"
 cd "$work_dir"
 case $form in
 one_file) $compile/one_file.cpp -o one_file.o ;;
-parts) # as the header's first lines say
+parts) # as the header's first lines describe
   seq 8 | xargs -P "$(nproc)" -I @ $compile/implementation.cpp -DTHIMBLE_PART=@ -o part@.o
   $compile/use.cpp -o use.o
   ;;
