@@ -1,15 +1,15 @@
-// Writes the single header: all headers of the library in include order, then the bodies of its .cpp files.
+// Writes the single header: all headers of the library in include order, then its .cpp files.
 //
 //   amalgamate VERSION INCLUDE_DIR LIST OUTPUT
 //
 // LIST names headers and sources, one per line, relative to INCLUDE_DIR/thimble, lower layers first. Rules:
-//   - `#pragma once` and `#include <thimble/...>` are dropped: every file stands once, after all that it includes.
-//   - Other includes move to the top of their part, once each. An include inside `#if` stays where it is.
-//   - Outside of all conditions are the headers that thimble.h leads to. Inner headers and bodies are under
-//     THIMBLE_IMPLEMENTATION, bodies in parts that can be compiled apart (THIMBLE_PART). Plans and runs of named
+//   - `#pragma once` and `#include <thimble/...>` are dropped: every file appears once, after the files it includes.
+//   - Other includes move to the top of their section, once each. An include inside `#if` stays in place.
+//   - Headers that thimble.h leads to are under no condition. Inner headers and bodies are under
+//     THIMBLE_IMPLEMENTATION, bodies in parts that compile separately (THIMBLE_PART). Plans and runs of named
 //     models, and users of JSON, zlib or utf8proc, are under THIMBLE_WITH_FILES: a .cpp that includes these headers,
-//     the header of the same name, and whatever includes that header.
-//   - A .cpp that leaves a macro defined is refused: the macro would reach the bodies after it.
+//     the header of the same name, and every file that includes that header.
+//   - A .cpp that leaves a macro defined is refused, since the macro would reach later bodies.
 
 #include <algorithm>
 #include <cctype>
@@ -32,8 +32,8 @@ namespace {
 
 struct File {
   std::string name;                   // "core/shape.h"
-  std::vector<std::string> includes;  // of the library, as "core/shape.h"
-  std::set<std::string> others;       // all other includes outside of conditionals
+  std::vector<std::string> includes;  // library headers, as "core/shape.h"
+  std::set<std::string> others;       // all other includes outside conditionals
   std::set<std::string> defined;      // macros still defined at the end
   std::string body;                   // without pragma once and hoisted includes
   bool needs_files = false;
@@ -52,11 +52,10 @@ bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 
 // ---- Which lines are code
 
-/// Follows block comments, strings and raw strings across lines, so that a directive inside of one is not taken for
-/// one.
+/// Tracks block comments, strings and raw strings across lines, so that directives inside them do not count.
 class Scanner {
  public:
-  /// True when the next line starts outside of comments and raw strings.
+  /// True if the next line starts outside comments and raw strings.
   bool at_code() const { return !in_comment_ && raw_end_.empty(); }
 
   void read(std::string_view line) {
@@ -102,7 +101,7 @@ class Scanner {
   std::string raw_end_;
 };
 
-/// `#  include <x>  // why` -> {"include", "<x>"}; {"", ""} when the line is no directive.
+/// `#  include <x>  // why` -> {"include", "<x>"}; {"", ""} if the line is no directive.
 std::pair<std::string, std::string> directive(std::string_view line) {
   auto skip_blanks = [&](std::size_t i) {
     while (i < line.size() && (line[i] == ' ' || line[i] == '\t')) ++i;
@@ -126,7 +125,7 @@ std::pair<std::string, std::string> directive(std::string_view line) {
 
 // ---- Reading one file
 
-/// Notes an include and says whether its line is dropped.
+/// Records an include; returns whether its line is dropped.
 bool take_include(File& file, const std::string& what, int depth, std::size_t line) {
   if (!what.starts_with("<")) fail(file.name, line, "include " + what + " is not spelled <thimble/...>");
   const std::string path = what.substr(1, what.size() - 2);
@@ -152,7 +151,7 @@ File read_file(const fs::path& root, const std::string& name) {
   file.name = name;
   Scanner scanner;
   int depth = 0;
-  bool continues = false;  // the line before ended in a backslash
+  bool continues = false;  // the previous line ended in a backslash
   std::string line;
   for (std::size_t number = 1; std::getline(in, line); ++number) {
     bool is_dropped = false;
@@ -209,7 +208,7 @@ class Library {
     order_.push_back(name);
   }
 
-  /// Spreads needs_files from sources to their headers and to whatever includes these, until nothing changes.
+  /// Spreads needs_files from sources to their headers and to the files that include these, until nothing changes.
   void mark_files() {
     for (bool changed = true; std::exchange(changed, false);) {
       auto mark = [&](File& file) { changed |= !std::exchange(file.needs_files, true); };
@@ -242,14 +241,14 @@ class Library {
 
 // ---- Writing
 
-constexpr std::size_t parts = 8;  // of the bodies
+constexpr std::size_t parts = 8;  // that bodies are split into
 
 /// The sections of the output, in order.
 class Writer {
  public:
   explicit Writer(const Library& library) : library_(library) {}
 
-  /// The headers that `wanted` picks, the includes they need from outside first, under `condition` and a guard.
+  /// Writes the headers that `wanted` picks, after their external includes, under `condition` and a guard.
   template <class Wanted>
   void headers(const std::string& guard, const std::string& condition, const Wanted& wanted) {
     std::string bodies;
@@ -259,7 +258,7 @@ class Writer {
     section(guard, condition, others, bodies);
   }
 
-  /// The bodies that need files, or the others: each part under the number that compiles it apart.
+  /// Writes the bodies that need files, or the others, in parts that THIMBLE_PART selects.
   void sources(const std::string& guard, const std::string& condition, bool files) {
     std::vector<const File*> all;
     for (const std::string& name : library_.order())
@@ -283,7 +282,7 @@ class Writer {
   const std::string& text() const { return text_; }
 
  private:
-  /// About how long its body compiles: kernels are loops in many dtypes and instruction sets.
+  /// Relative compile time of a body: kernels are loops in many dtypes and instruction sets.
   static std::size_t cost(const File& file) {
     return file.body.size() * (file.name.find("/kernels/cpu/") == std::string::npos ? 1 : 3);
   }

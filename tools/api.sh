@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes pages of the public headers' comments with Doxygen, into build/api; a warning is an error.
+# Builds Doxygen pages of the public headers in build/api; a warning is an error.
 cd "$(dirname "$0")/.."
 . tools/build.sh
 

@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2034
-# Sourced by reproduce.sh, test.sh and .ci/run, which stand in the project's root: packages, configuring, building.
+# Packages, configuring, building: sourced by test.sh, .ci/run and other scripts, from the project's root.
 set -euo pipefail
 
 program_packages="g++ cmake ninja-build nlohmann-json3-dev libcli11-dev zlib1g-dev libutf8proc-dev"
 test_packages="$program_packages catch2"
-mpi_packages="libopenmpi-dev openmpi-bin libmpich-dev mpich" # never needed
+mpi_packages="libopenmpi-dev openmpi-bin libmpich-dev mpich" # optional
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
-# A compiler cache is used where there is one. Paths in it are relative to this tree, so that clones share it.
+# Uses ccache if installed. Its paths are relative to this tree, so that clones share the cache.
 if command -v ccache >/dev/null; then
   ccache=$(command -v ccache)
   export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-$ccache}
@@ -17,7 +17,7 @@ fi
 
 say() { printf '%s\n' "$*"; }
 
-# as_root COMMAND...: runs it as root; fails where that takes a password and nobody is there to type it.
+# as_root COMMAND...: runs it as root; fails if sudo needs a password and standard input is no terminal.
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then
     "$@"
@@ -28,8 +28,8 @@ as_root() {
   fi
 }
 
-# need_packages PACKAGE...: installs what is missing on Debian and its relatives, or names it. What cannot be installed
-# may still be there in another way, so configuring has the last word.
+# need_packages PACKAGE...: installs missing packages on Debian and its relatives, or names them. Configuring still goes
+# on after a failure, since the software may come from elsewhere.
 need_packages() {
   local missing=() package log
   command -v dpkg-query >/dev/null || return 0
@@ -52,8 +52,8 @@ need_packages() {
   command -v cmake >/dev/null || exit 1
 }
 
-# configure DIR OPTION...: quiet unless it fails. A new DIR is for a full build. Without a GPU it leaves CUDA out, a
-# CUDA toolkit or not: the tests make a device of the host then. -DTHIMBLE_CUDA=ON compiles it anyway.
+# configure DIR OPTION...: quiet unless it fails. A new DIR is set up for full builds; without a GPU it leaves out CUDA,
+# even with a toolkit, and the tests emulate a device. -DTHIMBLE_CUDA=ON compiles CUDA anyway.
 configure() {
   local dir=$1 log first=()
   shift
@@ -71,9 +71,9 @@ configure() {
   rm -f "$log"
 }
 
-# compile DIR TARGET...: builds with all cores. Of the build tool's steps one in ten is shown, with the seconds that are
-# left at this pace, and all that is not a step. With warnings=errors it fails where the compiler warned of something, as
-# -Werror would: the options are those of every build, so that all of them share a compiler cache.
+# compile DIR TARGET...: builds with all cores. Prints a line for each tenth of the build steps, with the seconds left
+# at this pace, and all output other than steps. With warnings=errors a compiler warning fails the build as with
+# -Werror, but the options stay the same, so that all builds share the compiler cache.
 compile() {
   local dir=$1 line steps tenth=0 begin=$SECONDS warned=
   local step='^\[ *([0-9]+)(/([0-9]+)|%)\]' # ninja counts "[3/120]", make "[ 2%]"
@@ -94,7 +94,7 @@ compile() {
     [ "${warnings-}$warned" != errorsyes ] || touch "$dir/warned"
   done || return 1
   if [ -e "$dir/warned" ]; then
-    cmake --build "$dir" --target clean >/dev/null # or the next build would not compile, and not warn
+    cmake --build "$dir" --target clean >/dev/null # else the next build would recompile nothing and not warn
     say "Warnings are errors here: see above" >&2
     return 1
   fi

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What a change is checked by before each commit, in less than a minute: its format, the house rules, scripts, and that
-# clang accepts each changed source without a warning.
+# Checks a change before each commit, in less than a minute: format, house rules, scripts, and that clang accepts each
+# changed source without a warning.
 #
-#   tools/check.sh [BASE]      changed is what differs from BASE (main), committed or not
+#   tools/check.sh [BASE]      checks files that differ from BASE (main), committed or not
 cd "$(dirname "$0")/.."
 . tools/build.sh
 
 base=$(git merge-base "${1:-main}" HEAD)
 mapfile -t changed < <({ git diff --name-only --diff-filter=d "$base" && git ls-files -o --exclude-standard; } | sort -u)
 status=0
-# check NAME COMMAND...: a check that fails does not keep the others from being made.
+# check NAME COMMAND...: runs a check; a failure does not stop the others.
 check() {
   local name=$1 log
   shift
@@ -23,7 +23,7 @@ check() {
   fi
   rm -f "$log"
 }
-# of PATTERN...: the changed files with one of these endings.
+# of PATTERN: the changed files that match.
 of() { printf '%s\n' "${changed[@]}" | grep -E "$1" || true; }
 
 configure build-check -DTHIMBLE_UNITY=OFF -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_MPI=OFF
@@ -37,7 +37,7 @@ if [ ${#scripts[@]} -gt 0 ]; then check "scripts" shellcheck -x -S warning "${sc
 clang=(clang++ -std=c++20 -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Wno-pragma-once-outside-header
   -Werror -fsyntax-only -I build-check/include -I tests '-DTHIMBLE_MODULES_FROM_BIN="."')
 syntax() { printf '%s\0' "$@" | xargs -0 -P "$cores" -n 4 "${clang[@]}" -x c++; }
-# Not without CUDA, an MPI, std::source_location, or what a source of the tests is told by CMake.
+# Leaves out sources that need CUDA, an MPI, std::source_location or definitions from CMake.
 mapfile -t sources < <(printf '%s\n' "${sources[@]}" |
   grep -vE '^$|^(cuda/|dist/nccl\.cpp|dist/module/|tests/(emulated|house|consumer|cuda)/|tests/support/operator_table\.cpp)' || true)
 if [ ${#sources[@]} -gt 0 ]; then check "clang, changed sources" syntax "${sources[@]}"; fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes every pinned figure anew and shows what changed: what commands print in README, the book and the documents; README's
-# tables; the book's pictures, its index of commands and its glossary of headers; the picture of the folders; the whole
-# outputs in tests/program/golden. Figures in prose are not found: read the pages that changed. Minutes of measuring are
-# elsewhere: docs/lab, and the tables of documents that name their command.
+# Renews every pinned figure and shows the changes: command output in README, the book and the documents; README's
+# tables; the book's pictures, index of commands and glossary of headers; the picture of the folders; the complete
+# outputs in tests/program/golden. Does not find figures in prose: read the pages that changed. Measurements of minutes
+# are elsewhere: docs/lab, and tables of documents that name their command.
 #
 #   tools/figures.sh           builds what it needs in build/
-#   tools/figures.sh FOLDER    uses the build of FOLDER, which has the program, the tests and the examples
+#   tools/figures.sh FOLDER    uses the build in FOLDER, which needs the program, the tests and the examples
 cd "$(dirname "$0")/.."
 . tools/build.sh
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of the CPU kernels under every instruction set, without and with each kind of dot unit, as far as this
-# machine has them; says which were run and which it lacks.
+# Runs the tests of the CPU kernels under every instruction set of this machine, without and with each kind of dot unit;
+# prints which ran and which the machine lacks.
 #
 #   tools/forced_kernels.sh BUILD_FOLDER
 set -euo pipefail
@@ -13,7 +13,7 @@ filter=
 for file in $files; do filter+="${filter:+,}[#${file}_test]~[.]~[slow]"; done
 
 ran=() lacking=()
-# Tests that pass but for what the machine lacks end with 77 (tests/support/skip.h).
+# Tests that pass but skip what the machine lacks exit with 77 (tests/support/skip.h).
 run() {
   local name="isa $1, units $2" why status=0
   if ! why=$(THIMBLE_ISA=$1 THIMBLE_UNITS=$2 "$program" devices 2>&1 >/dev/null); then

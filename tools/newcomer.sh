@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command as on a fresh Debian: of the commands on this machine it finds those of the essential packages, git's,
-# and those of the packages that test.sh installs with all that they depend on. No MPI, no browser, no Python.
+# Runs a command as on a fresh Debian: it finds only the commands of essential packages, of git, and of the packages
+# that test.sh installs, with their dependencies. No MPI, no browser, no Python.
 #
-#   tools/newcomer.sh FOLDER COMMAND...      FOLDER gets a link to each command, in FOLDER/bin; within the project
+#   tools/newcomer.sh FOLDER COMMAND...      FOLDER, within the project, gets a link to each command in FOLDER/bin
 #
-# Where packages are not Debian's the command runs as it is.
+# Without Debian's packages the command runs unchanged.
 cd "$(dirname "$0")/.."
 . tools/build.sh
 
@@ -12,7 +12,7 @@ folder=$PWD/$1
 shift
 command -v dpkg-query >/dev/null || exec "$@"
 
-# The packages, each once: a breadth-first walk over what is installed. Of alternatives (`a | b`) the first that is there.
+# The packages, each once: a breadth-first walk over installed packages; takes the first installed of `a | b`.
 # shellcheck disable=SC2016  # the formats are dpkg-query's
 packages=$(dpkg-query -W -f '${db:Status-Status};${Package};${Essential};${Pre-Depends}, ${Depends};${Provides}\n' |
   awk -F ';' -v roots="$test_packages git" '
@@ -44,13 +44,13 @@ rm -rf "${folder:?}/bin"
 mkdir -p "$folder/bin"
 # shellcheck disable=SC2086  # a list of words
 dpkg-query -L $packages | grep -E '^(/usr)?/s?bin/[^/]+$' | sort -u | xargs ln -sf -t "$folder/bin"
-# Names that update-alternatives chose, where they lead to one of these commands.
+# Names from update-alternatives that lead to one of these commands.
 for name in awk c++ c++filt cc c89 c99 nawk pager; do
   to=$(readlink -f "/usr/bin/$name") || continue
   [ ! -e "$folder/bin/$(basename "$to")" ] || ln -sf "$to" "$folder/bin/$name"
 done
 
-# CMake looks for programs beside PATH, too.
+# CMake also looks for programs outside PATH.
 unset THIMBLE_PYTHON
 export THIMBLE_IGNORED_PATH="/usr/local/bin;/usr/local/sbin;/usr/bin;/usr/sbin;/bin;/sbin"
 export PATH=$folder/bin THIMBLE_DATA=$folder/no_data

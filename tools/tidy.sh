@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# clang-tidy over the library and the program. The sources of a folder are checked as one, so headers are read once.
+# Runs clang-tidy over the library and the program. A folder's sources are checked as one, so headers are read once.
 #
-#   tools/tidy.sh BUILD [FOLDER...]     BUILD has been configured; as in: tools/tidy.sh build core dist
+#   tools/tidy.sh BUILD [FOLDER...]     BUILD is configured, as in: tools/tidy.sh build core dist
 cd "$(dirname "$0")/.."
 . tools/build.sh
 
@@ -11,7 +11,7 @@ shift
 tidy=$(command -v clang-tidy-14 || command -v clang-tidy)
 mkdir -p "$build/tidy"
 for folder in "$@"; do
-  # Not with the others: what needs CUDA or an MPI, and programs of their own.
+  # Leaves out sources that need CUDA or an MPI, and separate programs.
   git ls-files "$folder/*.cpp" | grep -vE '^dist/(nccl\.cpp|module/)|^bench/(main\.cpp|parity/|peers/|benchmarks/)' |
     sed "s|.*|#include \"$PWD/&\"|" >"$build/tidy/$folder.cpp"
 done
