@@ -29,9 +29,8 @@ import sys
 here = os.path.dirname(os.path.abspath(__file__))
 
 Instruction = collections.namedtuple("Instruction", "at guard code operands")
-# Figures of a kernel: registers and stack bytes of a thread, static shared bytes of a block; loads of 2 bytes where its trip
-# is, and other loops that load so; of its trip: instructions, bytes moved, bytes loaded, instructions of slower units and
-# of tensor cores.
+# Of a kernel: registers and stack bytes per thread, static shared bytes per block, 2-byte loads in its trip, other
+# loops with such loads. Of its trip: instructions, bytes moved and loaded, instructions of slower units and tensor cores.
 Figures = collections.namedtuple(
     "Figures", "registers stack shared narrow tails instructions moved loaded half eighth tensor")
 
@@ -106,8 +105,8 @@ def bytes_of(instruction, kinds):
 
 
 LOADS, STORES = ("LDG", "LDGSTS"), ("STG", "RED", "ATOMG", "REDG")
-# What units take that do fewer of a clock's 128: 64 (comparisons, selections, additions of integers; f64), 16 (functions,
-# most conversions).
+# Instructions of which a clock does fewer than 128: 64 (comparisons, selections, integer additions; f64), 16
+# (functions, most conversions).
 HALF = ("IADD3", "LOP3", "SHF", "ISETP", "LEA", "SEL", "PRMT", "IMNMX", "VIADD", "IABS", "FSEL", "FSETP", "FMNMX",
         "PLOP3", "VIMNMX", "P2R", "R2P", "F2FP", "DADD", "DMUL", "DFMA", "DSETP")
 EIGHTH = ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV")
@@ -200,7 +199,7 @@ def way_of(blocks, goes_on, closing, order, inside, counted, head, cost):
                 new = tuple(a + b for a, b in zip(best[block][0], cost(following)))
                 if following not in best or new > best[following][0]:
                     best[following] = (new, block)
-    # It ends where the loop closes, or, of the whole kernel, at an exit.
+    # The way ends where the loop closes or, for the whole kernel, at an exit.
     ends = [b for b in best if (b, head) in closing] or [b for b in best if not goes_on[b]]
     block, way = max(ends, key=lambda b: best[b][0]), []
     while block is not None:
@@ -226,8 +225,7 @@ def figures_of(code, resource):
     trips, tails = [], 0
     for head, inside in regions.items():
         counted = inside - set().union(*(other for key, other in loops.items() if key != head and other <= inside))
-        # Where nothing is loaded by 16 bytes, elements of 2 are met one by one, perhaps behind a choice of dtypes, of which one
-        # has 8.
+        # Without 16-byte loads, 2-byte elements are loaded one by one, perhaps after a choice of dtypes up to 8 bytes.
         narrow = 0 if loads(counted, (16,)) else loads(counted, (2,))
         words = (2,) if narrow else (16,) if head is None else (8, 16)
         tails += narrow > 0
