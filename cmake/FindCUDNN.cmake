@@ -1,5 +1,5 @@
-# Finds NVIDIA cuDNN next to the CUDA toolkit or under CUDNN_ROOT (a Python package of it will do, which has no plain
-# libcudnn.so): CUDNN_INCLUDE_DIR, CUDNN_LIBRARY.
+# Finds NVIDIA cuDNN next to the CUDA toolkit or under CUDNN_ROOT, which may be its Python package (without a plain
+# libcudnn.so). Sets CUDNN_INCLUDE_DIR, CUDNN_LIBRARY and CUDNN_VERSION.
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
 find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
 mark_as_advanced(CUDNN_INCLUDE_DIR CUDNN_LIBRARY)

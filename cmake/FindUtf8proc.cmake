@@ -1,4 +1,4 @@
-# Finds utf8proc, which Debian packages without a CMake file: the target Utf8proc::utf8proc.
+# Finds utf8proc, which Debian packages without a CMake file. Defines the target Utf8proc::utf8proc.
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h)
 find_library(UTF8PROC_LIBRARY utf8proc)
 mark_as_advanced(UTF8PROC_INCLUDE_DIR UTF8PROC_LIBRARY)

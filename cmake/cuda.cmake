@@ -1,6 +1,6 @@
-# CUDA: compiled where a toolkit >= 12 with a working nvcc is found, never needed.
-#   THIMBLE_CUDA=AUTO  use it where found      ON  fail without it      OFF  do not look
-# Sets thimble_cuda to TRUE when cuda/*.cu is to be compiled; the CUDA language is then enabled.
+# CUDA is optional: compiled if a toolkit >= 12 with a working nvcc is found.
+#   THIMBLE_CUDA=AUTO  use it if found         ON  fail without it      OFF  do not look
+# Sets thimble_cuda to TRUE and enables the CUDA language if cuda/*.cu is to be compiled.
 set(thimble_cuda FALSE)
 file(GLOB_RECURSE thimble_cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
 
@@ -20,12 +20,12 @@ else()
   endif()
 endif()
 
-# The toolkit's own nvcc, so that headers, libraries and compiler are of one version. Named in the environment, where
-# check_language still tries it, rather than in CMAKE_CUDA_COMPILER, which it would take on trust.
+# Uses the toolkit's nvcc, so that headers, libraries and compiler have one version. check_language tries a compiler
+# that the environment names, but trusts CMAKE_CUDA_COMPILER.
 if(NOT DEFINED ENV{CUDACXX} AND CUDAToolkit_NVCC_EXECUTABLE)
   set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})
 endif()
-# Machine code for Ampere and Hopper, and PTX for what comes later.
+# Machine code for Ampere and Hopper, and PTX for later GPUs.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
 endif()
@@ -43,10 +43,10 @@ if(NOT thimble_cuda)
   return()
 endif()
 
-# The layer is compiled apart, so that nothing else is compiled differently with CUDA than without.
+# The layer is a separate target, so that CUDA does not change how other code is compiled.
 file(GLOB_RECURSE thimble_cuda_host_sources CONFIGURE_DEPENDS cuda/*.cpp)
 list(FILTER thimble_cuda_host_sources EXCLUDE REGEX "/cuda/none\\.cpp$")
-# NCCL is loaded where a program first asks for it, so its header is all that a build needs.
+# NCCL is loaded on first use, so a build needs only its header.
 find_path(THIMBLE_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} DOC "Where NCCL's header is")
 if(THIMBLE_NCCL_INCLUDE)
   list(APPEND thimble_cuda_host_sources dist/nccl.cpp)
@@ -61,7 +61,7 @@ endif()
 target_compile_options(thimble_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off>")
-# cuBLASLt and cuDNN are loaded where they are first called, from these folders where the system does not find them.
+# cuBLASLt and cuDNN are loaded on first use, from these folders if the system does not find them.
 set(thimble_cuda_libraries CUDA::cudart_static)
 get_target_property(cublaslt_library CUDA::cublasLt IMPORTED_LOCATION)
 cmake_path(GET cublaslt_library PARENT_PATH cublaslt_folder)
@@ -76,8 +76,8 @@ if(BUILD_SHARED_LIBS)
   set_target_properties(thimble_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endif()
 
-# What the library needs of it when it is linked. A static library leaves that to whoever links it, and its own files are
-# compiled without a look at CUDA's headers.
+# Links the CUDA libraries. A static library leaves this to its users, and its sources are compiled without CUDA's
+# headers.
 function(thimble_link_cuda)
   get_target_property(type thimble TYPE)
   foreach(library IN LISTS thimble_cuda_libraries)

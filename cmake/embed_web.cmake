@@ -1,5 +1,5 @@
-# cmake -DFOLDER=bench/report/web -DOUTPUT=web.cpp -P embed_web.cmake: the style sheets and scripts of a folder, in the
-# order of their names, as the functions of bench/report/page.h.
+# cmake -DFOLDER=bench/report/web -DOUTPUT=web.cpp -P embed_web.cmake: writes the style sheets and scripts of a folder,
+# ordered by name, as the functions of bench/report/page.h.
 set(text "// Made by cmake/embed_web.cmake.\n\n#include <thimble/bench/report/page.h>\n\nnamespace thimble::report {\n")
 foreach(kind IN ITEMS style:css script:js)
   string(REGEX MATCH "^(.*):(.*)$" kind ${kind})

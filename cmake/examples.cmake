@@ -1,4 +1,4 @@
-# One program per examples/*.cpp, run as a test where tests are built.
+# One program per examples/*.cpp, also run as a test if tests are built.
 file(GLOB example_sources CONFIGURE_DEPENDS examples/*.cpp)
 set(example_dir ${PROJECT_BINARY_DIR}/examples)
 file(MAKE_DIRECTORY ${example_dir})
@@ -6,8 +6,8 @@ foreach(source IN LISTS example_sources)
   get_filename_component(name ${source} NAME_WE)
   thimble_add_program(example_${name} ${source})
   set_target_properties(example_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${example_dir})
-  # Steps 11 to 150 of a training run the same code as steps 1 to 10, fifty times slower under a sanitizer. There, a budget
-  # on four ranks (332 s) is left to the tests of trainers and of ranks.
+  # Training steps 11 to 150 run the same code as steps 1 to 10, and a sanitizer slows them fifty times. It also skips
+  # the budget on four ranks (332 s), which tests of trainers and of ranks cover.
   set(steps "")
   if(THIMBLE_SANITIZE AND name MATCHES "^(mnist_resnet|train_gpt)$")
     set(steps 10)
@@ -17,7 +17,7 @@ foreach(source IN LISTS example_sources)
   endif()
 endforeach()
 
-# Ranks as processes, under the launcher of each MPI that was found; skipped, not passed, where none was.
+# Ranks as processes, under the launcher of each MPI; skipped, not passed, if the MPI was not found.
 if(THIMBLE_TESTS AND NOT THIMBLE_SANITIZE)
   foreach(name IN ITEMS openmpi mpich)
     string(TOUPPER ${name} upper)

@@ -1,5 +1,5 @@
-# Lays out <build>/include/thimble so that `#include <thimble/core/tensor/tensor.h>` means the same in the tree as installed:
-# one link per source folder, the version header, and thimble.h, the public face.
+# Makes <build>/include/thimble, so that `#include <thimble/core/tensor/tensor.h>` works in the tree as when installed:
+# a link per source folder, the version header, and the public header thimble.h.
 set(thimble_include_dir ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${thimble_include_dir}/thimble)
 foreach(folder IN LISTS thimble_layers ITEMS bench)

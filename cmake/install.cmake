@@ -17,7 +17,7 @@ endforeach()
 install(FILES ${thimble_include_dir}/thimble/version.h ${PROJECT_SOURCE_DIR}/thimble.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble)
 
-# A static library leaves its own dependencies to whoever links it.
+# Users of a static library link its dependencies.
 get_target_property(library_type thimble TYPE)
 set(thimble_needs_cuda FALSE)
 set(thimble_is_static FALSE)
@@ -41,7 +41,7 @@ install(FILES ${PROJECT_BINARY_DIR}/thimbleConfig.cmake ${PROJECT_BINARY_DIR}/th
               cmake/FindUtf8proc.cmake
         DESTINATION ${package_dir})
 
-# The way back from the pkg-config file to the prefix, so that an installed tree can be moved.
+# A path from the pkg-config file to the prefix lets an installed tree be moved.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(pc_prefix ${CMAKE_INSTALL_PREFIX})
 else()

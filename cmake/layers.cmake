@@ -1,5 +1,5 @@
-# The layers of the library, bottom first, and which other layers each may include. The build takes its folders from
-# here, the single header its order, and the layering test its rule: a new layer is one line in each of the two parts.
+# The library's layers, bottom first, and the other layers that each may include. They give the build its folders, the
+# single header its order and the layering test its rule. A new layer adds an entry to both parts.
 set(thimble_layers core memory cuda autograd optim dist nn models)
 
 set(thimble_core_includes "")

@@ -1,12 +1,12 @@
-# Modules for MPI, one for each MPI that is found by its compiler wrapper: Open MPI, MPICH, both or none. The library
-# loads one where a launcher of that MPI started it, so neither the library nor a program links MPI.
-#   THIMBLE_MPI  ON: build those that are found (default)      OFF: do not look
-# Sets thimble_mpi to the names of the modules; THIMBLE_<NAME>_MPIRUN is the launcher of one.
+# Builds a module for each MPI whose compiler wrapper is found: Open MPI, MPICH, both or none. The library loads a
+# module if that MPI's launcher started it, so neither the library nor a program links MPI.
+#   THIMBLE_MPI  ON: build a module for each MPI found (default)      OFF: do not look
+# Sets thimble_mpi to the names of the modules and THIMBLE_<NAME>_MPIRUN to their launchers.
 option(THIMBLE_MPI "Build a module for each MPI that is found" ON)
 set(thimble_mpi "")
 set(thimble_module_dir ${CMAKE_INSTALL_LIBDIR}/thimble)
 
-# What the wrapper `name` adds to a compiler's line, as words; an argument it does not know is an error of this MPI.
+# The words that `wrapper` adds to a compiler's line; none if it rejects an argument.
 function(thimble_mpi_words result wrapper)
   execute_process(COMMAND ${wrapper} ${ARGN} OUTPUT_VARIABLE line ERROR_QUIET RESULT_VARIABLE status
                   OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -17,8 +17,8 @@ function(thimble_mpi_words result wrapper)
   set(${result} ${words} PARENT_SCOPE)
 endfunction()
 
-# thimble_add_mpi(name ask_compile ask_link): a wrapper called `<something>.<name>` (Debian) or `mpicc` is asked for its
-# flags in the words of this MPI. The other MPI's wrapper refuses them.
+# thimble_add_mpi(name ask_compile ask_link): asks the wrapper `mpicc.<name>` (Debian) or `mpicc` for its flags with the
+# options of this MPI, which the other MPI's wrapper refuses.
 function(thimble_add_mpi name ask_compile ask_link)
   string(TOUPPER ${name} upper)
   find_program(THIMBLE_${upper}_CC NAMES mpicc.${name} mpicc DOC "The compiler wrapper of ${name}")

@@ -6,7 +6,7 @@ foreach(layer IN LISTS thimble_layers)
     file(GLOB files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS cuda/none.cpp)
   else()
     file(GLOB_RECURSE files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${layer}/*.h ${layer}/*.cpp)
-    list(FILTER files EXCLUDE REGEX "dist/(module/[^/]*|nccl)\\.cpp$") # a module; with CUDA alone
+    list(FILTER files EXCLUDE REGEX "dist/(module/[^/]*|nccl)\\.cpp$") # modules; needs CUDA
   endif()
   list(SORT files)
   list(APPEND single_header_inputs ${files})

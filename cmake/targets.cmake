@@ -1,17 +1,17 @@
 set(thimble_optimizes $<CONFIG:Release>)
-if(THIMBLE_SANITIZE) # copies that the compiler checks are not seen by a sanitizer
+if(THIMBLE_SANITIZE) # which does not see the copies that _FORTIFY_SOURCE checks
   set(thimble_optimizes 0)
   set(thimble_sanitizes -O1 -g1 -UNDEBUG -U_FORTIFY_SOURCE -fsanitize=${THIMBLE_SANITIZE} -fno-sanitize-recover=all
                         -fno-omit-frame-pointer)
   if(THIMBLE_SANITIZE MATCHES "address" AND THIMBLE_SANITIZE MATCHES "undefined")
-    # AddressSanitizer finds each use of a null pointer or beyond an object, too, and x86 loads what is not aligned. Without
-    # these checks, and those of dynamic types, the library compiles in 3/4 of the time.
+    # AddressSanitizer also finds uses of null pointers and beyond objects, and x86 allows unaligned loads. Without
+    # these checks and the checks of dynamic types, the library compiles in 3/4 of the time.
     list(APPEND thimble_sanitizes -fno-sanitize=null,object-size,vptr,alignment,nonnull-attribute,returns-nonnull-attribute)
   endif()
 endif()
 
-# Against what a hostile file could still do: checked copies, stack canaries, addresses that no file can know, and tables
-# of functions that nothing can write to.
+# Limits the damage of a hostile file: checked copies, stack canaries, unpredictable addresses, read-only function
+# tables.
 function(thimble_harden_target target)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     return()
@@ -25,17 +25,17 @@ function(thimble_harden_target target)
     target_link_options(${target} PRIVATE -pie)
   elseif((type STREQUAL "STATIC_LIBRARY" OR (type STREQUAL "OBJECT_LIBRARY" AND NOT BUILD_SHARED_LIBS))
          AND NOT CMAKE_POSITION_INDEPENDENT_CODE)
-    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>) # for a program; what is -fPIC stays so
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>) # for programs, unless already -fPIC
   endif()
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT type STREQUAL "STATIC_LIBRARY")
     target_link_options(${target} PRIVATE LINKER:-z,relro LINKER:-z,now)
   endif()
 endfunction()
 
-# What every target of this project is built with; none of it reaches a consumer.
+# Options of every target of this project; no consumer inherits them.
 function(thimble_own_target target)
   thimble_harden_target(${target})
-  # A program holds the functions that it calls.
+  # A program keeps only the functions that it calls.
   if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections>)
     get_target_property(type ${target} TYPE)
@@ -44,10 +44,10 @@ function(thimble_own_target target)
     endif()
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion>")
-  # Signs are not part of GCC's -Wconversion in C++, and are of clang's.
+  # In C++, -Wconversion covers signs in clang but not in GCC.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-conversion>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    # GCC 12 warns of `"text" + std::string` inside the standard library (GCC bug 105329).
+    # GCC 12 warns about `"text" + std::string` inside the standard library (GCC bug 105329).
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   endif()
   if(THIMBLE_WERROR)

@@ -1,23 +1,23 @@
-# The tests: tests/*_test.cpp in one program, one ctest entry per file, and tests/house about the sources themselves.
+# The tests: tests/*_test.cpp in one program, one ctest entry per file, and tests/house, which checks the sources.
 find_package(Catch2 REQUIRED)
 set(THIMBLE_TEST_FILES "" CACHE STRING "Only the tests of files that match, as in `tape|segment`; empty: all")
 option(THIMBLE_EMULATED_CUDA "Without CUDA, give the tests a CUDA device made of the host" ON)
 
-# The test programs' main(). It is never the code under test, and takes an optimizer half a minute.
+# main() of the test programs: never under test, and optimizing it takes half a minute.
 add_library(thimble_test_main STATIC tests/main.cpp)
 thimble_own_target(thimble_test_main)
 target_compile_features(thimble_test_main PUBLIC cxx_std_20)
-target_compile_options(thimble_test_main PRIVATE -O0 -U_FORTIFY_SOURCE) # which wants an optimizer
+target_compile_options(thimble_test_main PRIVATE -O0 -U_FORTIFY_SOURCE) # which needs optimization
 target_include_directories(thimble_test_main PUBLIC tests)
 target_link_libraries(thimble_test_main PUBLIC Catch2::Catch2)
 
-# Data sets are looked for in the folder THIMBLE_DATA, by default the one beside the project.
+# THIMBLE_DATA names the folder of data sets, by default one beside the project.
 set(thimble_data "$ENV{THIMBLE_DATA}")
 if(NOT thimble_data)
   get_filename_component(thimble_data ${PROJECT_SOURCE_DIR}/../shared/data ABSOLUTE)
 endif()
 
-# add_test with what all of ours share. An empty word would be lost on the way to ctest, and shift those after it.
+# add_test with our common properties. ctest would drop an empty word and shift the words after it.
 function(thimble_add_test name)
   math(EXPR last "${ARGC} - 1")
   foreach(i RANGE 1 ${last})
@@ -35,9 +35,9 @@ function(thimble_add_test name)
   endif()
 endfunction()
 
-# Adds the test `<prefix>.<topic>` for every <topic>_test.cpp of a Catch2 program. Catch2 tags every test with the name
-# of its file when asked to; a tag that selects nothing is a failure. Hidden tests ([.x]) stay out, and with a sanitizer
-# those that would take it minutes ([slow]) and are made of what others do.
+# Adds the test `<prefix>.<topic>` for every <topic>_test.cpp of a Catch2 program, which tags every test with the name
+# of its file; a tag that selects nothing fails. Leaves out hidden tests ([.x]) and, with a sanitizer, tests that would
+# take minutes and run only code that others cover ([slow]).
 function(thimble_add_catch_tests program prefix)
   set(tags "~[.]")
   if(THIMBLE_SANITIZE)
@@ -49,15 +49,15 @@ function(thimble_add_catch_tests program prefix)
       set(name ${prefix}.${CMAKE_MATCH_1})
       thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]${tags}"
                        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-      # A status of its own says that all passed but for what the machine lacks (tests/support/skip.h).
+      # 77: all passed, but some skipped what the machine lacks (tests/support/skip.h).
       set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran"
                                               SKIP_RETURN_CODE 77)
     endif()
   endforeach()
 endfunction()
 
-# Without CUDA the tests' program has a CUDA device of its own: the bodies of cuda/*.cu compiled as C++, in place of
-# cuda/none.cpp, which a static library then keeps out (every symbol of it is defined before).
+# Without CUDA the test program emulates a CUDA device: it compiles the bodies of cuda/*.cu as C++. The linker then
+# takes no cuda/none.cpp from a static library, since every symbol of it is already defined.
 set(thimble_emulated_sources "")
 set(thimble_emulates FALSE)
 get_target_property(thimble_library_type thimble TYPE)
@@ -74,22 +74,22 @@ if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL 
   if(THIMBLE_SANITIZE)
     list(APPEND thimble_emulated_options ${thimble_sanitizes})
     if(THIMBLE_SANITIZE MATCHES "undefined")
-      list(APPEND thimble_emulated_options -fsanitize=alignment) # a GPU loads no words that are not aligned
+      list(APPEND thimble_emulated_options -fsanitize=alignment) # GPUs load only aligned words
     endif()
   endif()
   set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS "${thimble_emulated_options}")
-  if(THIMBLE_SANITIZE) # these compile in 2/5 of the time at -O0; the others run too long then
+  if(THIMBLE_SANITIZE) # at -O0 these compile in 2/5 of the time; the others would run too long
     set(thimble_cold_kernels ${thimble_emulated_sources})
     list(FILTER thimble_cold_kernels EXCLUDE REGEX "/[^/]*(attention|conv|fp8|matmul|quant)[^/]*$")
     set_source_files_properties(${thimble_cold_kernels} PROPERTIES COMPILE_OPTIONS "${thimble_emulated_options};-O0")
   endif()
   list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp tests/emulated/driver.cpp)
-  # cuda/runtime/backing.cpp is compiled over a driver made of the host, whose headers stand in for CUDA's.
+  # cuda/runtime/backing.cpp is compiled over an emulated driver, whose headers replace CUDA's.
   set_source_files_properties(tests/emulated/driver.cpp PROPERTIES
                               COMPILE_OPTIONS -I${PROJECT_SOURCE_DIR}/tests/emulated/driver)
 endif()
 
-# What kernels need of a device, for the bodies that are compiled as C++; every access of shared memory goes through it.
+# The device functions that kernels compiled as C++ need; every access of shared memory goes through them.
 list(APPEND thimble_emulated_sources tests/emulated/block.cpp tests/emulated/fiber.cpp)
 set_source_files_properties(tests/emulated/block.cpp tests/emulated/fiber.cpp PROPERTIES
                             COMPILE_OPTIONS "${thimble_sanitizes};-O2")
@@ -103,12 +103,11 @@ if(NOT thimble_emulates)
   list(FILTER thimble_test_sources EXCLUDE REGEX "/(driver_backing|emulated_[a-z]*)_test")
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
-  # These train for minutes under a sanitizer, in ways that other tests train in, too.
-  # Training of whole models is made of what the tests of its parts do; a sanitizer finds nothing else in it.
+  # Under a sanitizer these train for minutes and run only code that smaller tests cover.
   list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(certificate|prototypes|models/(training|planning|generation))/")
   list(FILTER thimble_test_sources EXCLUDE REGEX
        "/(budget|choices|plan_and_run|program_offload|program_precision|quant_accuracy|quantizing)_test")
-  # And these call what is not built here (cmake/program.cmake).
+  # These call code that is not built here (cmake/program.cmake).
   foreach(source IN LISTS thimble_test_sources)
     file(STRINGS ${source} thimble_includes REGEX "include <thimble/bench/(${thimble_program_parts})[/.]")
     if(thimble_includes)
@@ -120,10 +119,10 @@ if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/support/listener.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
                       tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp tests/kernels/references.cpp
                       ${thimble_emulated_sources} ${thimble_test_sources})
-  target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
+  target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # halves build time; not the code under test
   if(THIMBLE_SANITIZE)
-    # Tests are compiled as without a sanitizer, which is about what they call, but for those that ask for one. Of inline
-    # functions that both have, the library's come first.
+    # Tests are compiled without the sanitizer, which is for the code they call, unless they ask for it. The library's
+    # objects come first, so that its copies of shared inline functions are linked.
     foreach(source IN LISTS thimble_test_sources ITEMS ${PROJECT_SOURCE_DIR}/tests/support/heap_watch.cpp)
       file(STRINGS ${source} thimble_includes REGEX "include \"(support/sanitizer|(support/)?heap_watch|process_rows)\\.h")
       if(thimble_includes)
@@ -134,19 +133,19 @@ if(thimble_test_sources)
                                               $<FILTER:$<TARGET_OBJECTS:thimble>,EXCLUDE,/none[.]cpp>)
   endif()
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
-  if(THIMBLE_UNITY) # a test reads it for a second
+  if(THIMBLE_UNITY) # each test would spend a second on it
     target_precompile_headers(thimble_tests PRIVATE <support/catch.h>)
     set_source_files_properties(tests/support/listener.cpp ${thimble_emulated_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   endif()
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()
 
-# Ranks under the launcher of each MPI that was found; skipped, not passed, where none was.
+# Ranks under the launcher of each MPI; skipped, not passed, if the MPI was not found.
 thimble_add_program(thimble_mpi_ranks tests/dist/mpi_ranks.cpp tests/dist/rank_cases.cpp)
 target_include_directories(thimble_mpi_ranks PRIVATE tests)
 foreach(name IN ITEMS openmpi mpich)
   string(TOUPPER ${name} upper)
-  set(mpirun none) # the scripts skip then
+  set(mpirun none) # makes the scripts skip
   if(name IN_LIST thimble_mpi)
     add_dependencies(thimble_mpi_ranks thimble_${name})
     if(THIMBLE_${upper}_MPIRUN)
@@ -164,27 +163,27 @@ foreach(name IN ITEMS openmpi mpich)
   endif()
 endforeach()
 
-# Training beside PyTorch, where THIMBLE_PYTHON names a Python that has it; skipped, not passed, where it does not.
+# Compares training with PyTorch; skipped, not passed, unless THIMBLE_PYTHON names a Python that has it.
 if(TARGET thimble_parity)
   thimble_add_test(parity COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh $<TARGET_FILE:thimble_parity>)
   thimble_add_test(parity_llama COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh --llama $<TARGET_FILE:thimble_parity>)
   set_tests_properties(parity parity_llama PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
 endif()
 
-# The pages that the program writes, opened in a browser without a window; skipped, not passed, where there is none.
+# Opens the program's pages in a headless browser; skipped, not passed, without one.
 if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
   thimble_add_test(pages COMMAND sh ${PROJECT_SOURCE_DIR}/tests/pages/run.sh $<TARGET_FILE:thimble_program>
                                  ${PROJECT_BINARY_DIR}/pages)
   set_tests_properties(pages PROPERTIES SKIP_RETURN_CODE 77)
 endif()
 
-# What machines with a GPU and their compilers are asked by, on programs and machine code that are written down.
+# Tests the scripts for GPU machines, on fake programs and on machine code kept in the tests.
 foreach(name IN ITEMS gpu_first kernel_budgets)
   thimble_add_test(${name} COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/${name}_test.sh ${PROJECT_BINARY_DIR}/${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()
 
-# About the sources themselves: these need nothing of the library, so they also run while it does not build.
+# Tests of the sources need nothing of the library, so they also run while it does not build.
 add_executable(thimble_house_tests tests/house/sources.cpp tests/house/folders_test.cpp
                                    tests/house/layering_test.cpp tests/house/prose_test.cpp
                                    tests/house/text_test.cpp tests/house/weight_test.cpp)
@@ -198,7 +197,7 @@ thimble_add_test(house.mutants COMMAND bash ${PROJECT_SOURCE_DIR}/tests/mutants/
 thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp prose_test.cpp text_test.cpp
                        weight_test.cpp)
 
-# The whole output of commands, and of runs of the library (tests/program/golden).
+# Complete outputs of commands and of runs of the library (tests/program/golden).
 if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
   thimble_add_program(thimble_golden_library tests/program/golden/library.cpp)
   target_include_directories(thimble_golden_library PRIVATE tests)
@@ -212,7 +211,7 @@ if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
   endforeach()
 endif()
 
-# The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.
+# The book (docs/book): code, command output, pictures, words, and the answers to its exercises.
 if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   file(GLOB thimble_book_sources CONFIGURE_DEPENDS tests/book/*_test.cpp)
   add_executable(thimble_book_tests tests/house/sources.cpp tests/book/chapters.cpp ${thimble_book_sources})
@@ -221,8 +220,8 @@ if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   target_link_libraries(thimble_book_tests PRIVATE thimble_test_main)
   set_target_properties(thimble_book_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   thimble_add_catch_tests(thimble_book_tests book ${thimble_book_sources})
-  set_tests_properties(book.commands PROPERTIES COST 100) # the longest of all begins first
-  # What ./reproduce.sh runs once it has built the program: minutes.
+  set_tests_properties(book.commands PROPERTIES COST 100) # the longest test begins first
+  # The run of ./reproduce.sh after its build takes minutes.
   thimble_add_test(book.reproduce COMMAND thimble_program reproduce all --quick --out ${PROJECT_BINARY_DIR}/book_report
                    CONFIGURATIONS CI)
   file(GLOB thimble_exercise_sources CONFIGURE_DEPENDS tests/exercises/*_test.cpp)
@@ -233,8 +232,8 @@ if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   thimble_add_catch_tests(thimble_exercises exercise ${thimble_exercise_sources})
 endif()
 
-# Programs that get the library in each of the ways there are. They compile inside of the test, as a user would. Tests of
-# the configuration CI are run by `ctest -C CI` alone.
+# Programs that use the library in every supported way, compiled within the test as a user would. Tests of the
+# configuration CI run only with `ctest -C CI`.
 if(NOT THIMBLE_SANITIZE)
   set(consumer_dir ${PROJECT_SOURCE_DIR}/tests/consumer)
   set(consumer_build ${PROJECT_BINARY_DIR}/consumer)
@@ -250,7 +249,7 @@ if(NOT THIMBLE_SANITIZE)
       COMMAND sh ${consumer_dir}/single_header/run.sh ${form} ${compiler} ${PROJECT_BINARY_DIR}/single_header
               ${consumer_build}/${name} ${ARGN}
       CONFIGURATIONS CI)
-    set_tests_properties(consumer.${name} PROPERTIES COST 90) # minutes of one compiler: they begin early
+    set_tests_properties(consumer.${name} PROPERTIES COST 90) # one compiler takes minutes, so they begin early
   endfunction()
   thimble_add_single_header_test(one_file one_file ${THIMBLE_SECOND_CXX} -O0 -DTHIMBLE_WITH_FILES)
   thimble_add_single_header_test(parts parts ${CMAKE_CXX_COMPILER} -O2)
