@@ -30,7 +30,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 
 Instruction = collections.namedtuple("Instruction", "at guard code operands")
 # Of a kernel: registers and stack bytes per thread, static shared bytes per block, 2-byte loads in its trip, other
-# loops with such loads. Of its trip: instructions, bytes moved and loaded, instructions of slower units and tensor cores.
+# loops with such loads. Of its trip: instructions, bytes moved and loaded, slow and tensor-core instructions.
 Figures = collections.namedtuple(
     "Figures", "registers stack shared narrow tails instructions moved loaded half eighth tensor")
 

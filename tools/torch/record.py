@@ -27,7 +27,7 @@ def record(forward, model, name="step"):
         for p in model.parameters():
             p.grad = None
 
-    # How long the program itself holds each storage: here nothing is saved for backward.
+    # Finds how long the program itself holds each storage, with nothing saved for backward.
     seconds, held_until = {}, {}
 
     def timed(index, func, args, kwargs):
@@ -48,7 +48,7 @@ def record(forward, model, name="step"):
         with tracer, saved_tensors_hooks(lambda t: tracer.root(t) and None, lambda _: None):
             loss = forward()
         del loss
-    # A real step, its memory event by event, and what each backward reads.
+    # A real step: memory events, and the reads of each backward function.
     begin_again()
     reads = []
 
@@ -89,17 +89,17 @@ def build(name, tracer, reads, seconds, held_until, events):
         for r in made:
             values[r]["held_until"] = node_of[held_until.get(r, len(node_of) - 1)]
 
-    # A function of backward is the node's whose operators ran last before the next function was made.
+    # A backward function belongs to the node whose operators ran last before the next function was made.
     def node_of_function(sequence):
         return node_of[max(i for i, op in enumerate(tracer.ops) if op["sequence"] <= sequence + 1)]
 
     for sequence, root in reads:
         nodes[node_of_function(sequence)]["backward_reads"].append(root)
-    first_read = {}  # of each saved root, the node that is the last to read it in backward
+    first_read = {}  # saved root -> the last node to read it in backward
     for n, node in reversed(list(enumerate(nodes))):
         first_read.update((r, n) for r in node["backward_reads"] if not values[r].get("given"))
 
-    # The memory of each window, beyond the values that the graph knows.
+    # Memory of each window beyond the graph's values.
     def saved_bytes(n):
         return sum(values[r]["bytes"] for r, first in first_read.items() if first <= n)
 

@@ -39,14 +39,14 @@ class Step:
         empty = {root for root, value in enumerate(graph["values"]) if value.get("bytes") == 0}
         self.held = empty.union(plan["kept"], *[[r] for r, v in enumerate(graph["values"]) if v.get("given")])
         self.due = list(reversed([tuple(pair) for pair in plan["recomputed"]]))  # (node, reader), the next one last
-        self.live = {}  # storages for re-runs and recomputed ones, by root
+        self.live = {}  # root -> storage that re-runs read, or recomputed storage
         begins = {tuple(buffer[1:3]) for buffer in plan["buffers"] if buffer[0] == "value"}
         events = [(kind, graph["nodes"][node], at) for at, (kind, node) in enumerate(plan["events"])]
-        # Autograd holds what is kept, unless the plan drops it and makes it again.
+        # Autograd holds kept roots, unless the plan drops and recomputes them.
         self.kept = self.held.difference(*[
             [root for root in node["outputs"] if kind == "recompute" and (root, at) in begins]
             for kind, node, at in events])
-        self.uses = {root: [0] for root in self.held}  # reads of each copy of a root, without those that autograd holds
+        self.uses = {root: [0] for root in self.held}  # reads of each copy of a root, without autograd's reads of kept roots
         for kind, node, at in events:
             if kind == "recompute":
                 for root in node["inputs"]:
@@ -58,7 +58,7 @@ class Step:
                 for root in node["backward_reads"]:
                     if root not in self.kept:
                         self.uses[root][-1] += 1
-        self.calls = []  # of each operator: function and arguments, with View for tensors
+        self.calls = []  # per operator: function, arguments with View for tensors, random state
 
     def run(self, forward):
         self.tracer = Tracer(self.call)
@@ -83,7 +83,7 @@ class Step:
             raise RuntimeError(f"plan: {len(names)} nodes with other bytes than the {len(planned)} recorded ones")
 
     def call(self, index, func, args, kwargs):
-        # Bytes outside of PyTorch's memory: 5 KB for each operator that draws.
+        # Held outside PyTorch's memory: 5 KB per operator that draws.
         state = torch.get_rng_state().numpy().tobytes() if self.tracer.ops[index]["random"] else None
         frozen = tree_map_only(torch.Tensor, lambda t: View(self.tracer.root(t), t), (args, kwargs))
         for tensor in tensors((args, kwargs)):

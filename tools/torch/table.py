@@ -122,13 +122,13 @@ def main(program, *names):
     plain, budgets = {}, {}
     for name in names or models:
         case = Case(name)
-        case.step(case.forward)  # the first step of a process makes more
+        case.step(case.forward)  # a process's first step allocates more
         peak, plain[name] = case.step(case.forward)
         graph = record(case.forward, case.model, name)
         full = plan_of(program, graph)
         print(f"{name}: {len(graph['nodes'])} nodes, {peak} bytes, predicted {full['peak_bytes']}, "
               f"smallest {full['smallest_bytes']}", flush=True)
-        # Parts of the way from everything to the smallest plan.
+        # Fractions of the way from keeping everything to the smallest plan.
         budgets[name] = [int(peak - part * (peak - full["smallest_bytes"])) for part in (0.25, 0.5, 0.95)]
         for budget in budgets[name]:
             plan = plan_of(program, graph, budget)
@@ -143,7 +143,7 @@ def main(program, *names):
             for share, peak, is_same in compiled_peaks(Case(name), plain[name]):
                 print(f"| {name} | {share} | {peak:,} | {sum(peak <= b for b in sizes)} of {len(sizes)} | "
                       f"{'yes' if is_same else 'no'} |", flush=True)
-        except Exception as error:  # a program that the compiler refuses
+        except Exception as error:  # the compiler refuses the program
             print(f"| {name} | {type(error).__name__}: {str(error).splitlines()[0]} |", flush=True)
 
 

@@ -15,7 +15,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, wraps=None):
         super().__init__()
         self.ops, self.values, self.roots, self.refs, self.stale = [], [], {}, {}, set()
-        self.alive = {}  # storages that were made
+        self.alive = {}  # root -> weak reference to a storage that an operator made
         self.wraps = wraps or (lambda index, func, args, kwargs: func(*args, **kwargs))
 
     def add(self, tensor, op):
@@ -23,7 +23,7 @@ class Tracer(TorchDispatchMode):
         storage = tensor.untyped_storage()
         root = self.roots.get(storage._cdata)
         self.values.append({"alias": root} if root is not None else {"bytes": storage.nbytes(), "given": op is None})
-        if root is None:  # a weak reference keeps the address from being used again
+        if root is None:  # the weak reference keeps its address from being reused
             root = self.roots[storage._cdata] = len(self.values) - 1
             self.refs[root] = StorageWeakRef(storage)
             if op is not None:
@@ -44,7 +44,7 @@ class Tracer(TorchDispatchMode):
               "writes": [self.root(t) for t in tensors(written)],
               "random": torch.Tag.nondeterministic_seeded in func.tags, "outputs": [], "made": [],
               "sequence": torch._C._autograd._get_sequence_nr()}
-        given = [r for r in op["writes"] if self.values[r].get("given")]  # buffers, which a re-run leaves alone:
+        given = [r for r in op["writes"] if self.values[r].get("given")]  # buffers, which a re-run must not change:
         op["norm"] = "batch_norm" in op["name"]  # runs again without its running statistics
         op["skip"] = bool(given) and not op["norm"]  # does not run again
         op["again"] = op["norm"] or op["skip"] or not self.stale.intersection(inputs)
@@ -81,7 +81,7 @@ def memory_events(profile):
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             found.append((event.start_ns(), 1, event.nbytes(), None))
-        elif event.name().startswith("step ") or event.scope() == 1:  # of a function's backward
+        elif event.name().startswith("step ") or event.scope() == 1:  # a backward function
             found.append((event.start_ns(), 0, 0, (event.name(), event.sequence_nr())))
             found.append((event.end_ns(), 2, 0, (event.name(), None)))
     return [(ns, size, mark) for ns, _, size, mark in sorted(found, key=lambda e: e[:2])]
