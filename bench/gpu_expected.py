@@ -21,20 +21,20 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
 from kernels import Figures  # noqa: E402
 
-# An H200: its data sheet.
+# H200 data sheet.
 PROCESSORS, CLOCK, BANDWIDTH, TENSOR, PLAIN = 132, 1.98e9, 4.8e12, 989e12, 67e12
 ISSUED = PROCESSORS * 128 * CLOCK
 # Guesses.
-COPY = 0.9  # of the bandwidth: a copy
+COPY = 0.9  # share of the bandwidth that a copy reaches
 ANSWER = 0.8e-6  # seconds from a load to its value when memory is busy
 LAUNCH = 2e-6  # seconds between two kernels of a stream
-PRODUCT = 0.75  # of the tensor cores' rate: a library's product whose rows are aligned
-UNALIGNED = 0.45  # whose rows begin at 2 bytes, so that the tensor memory accelerator cannot read them
-CONVOLUTION = 0.45  # of the tensor cores' rate: cuDNN's, of 64 channels and more
-STEM = 0.1  # the same of three channels
-PLAIN_PRODUCT = 0.85  # of f32's rate: a product in f32
-MMA = 0.62  # of the tensor cores' rate: mma.sync, on Hopper
-OVERLAP = 0.45  # of the bound of attention, whose warps wait for each other and for softmax; of short rows, width 64
+PRODUCT = 0.75  # share of the tensor cores' rate: a library's product with aligned rows
+UNALIGNED = 0.45  # with rows aligned to 2 bytes, which the tensor memory accelerator cannot read
+CONVOLUTION = 0.45  # share of the tensor cores' rate: cuDNN with 64 or more channels
+STEM = 0.1  # with three channels
+PLAIN_PRODUCT = 0.85  # share of the f32 rate: an f32 product
+MMA = 0.62  # share of the tensor cores' rate: mma.sync on Hopper
+OVERLAP = 0.45  # share of attention's bound, as warps wait for each other and for softmax; short rows, width 64
 
 Part = collections.namedtuple("Part", "name seconds bound why")
 
@@ -65,7 +65,7 @@ def attention(figures, forward, length, rows, width, sight="BySizes", seen=1.0, 
     multiprocessor, the larger of its clocks there and of those that all instructions beside it take to issue. `seen`
     and `walked`: pairs of a query and a key that are seen, and those of the tiles that are computed, to as many without
     documents."""
-    used = 2.0 * rows * length * width / 2 * seen  # operations of a product, half of it behind the causal mask
+    used = 2.0 * rows * length * width / 2 * seen  # operations of a product; the causal mask hides half
     kernels, clocks = (("Forward", 2),) if forward else (("QueryGradient", 3), ("KeyGradients", 4)), 0
     beside = []
     for which, products in kernels:
@@ -100,7 +100,7 @@ def batch_norm(figures, type_, map_, tail):
     """Forward and backward of batch norm and what follows it, over `map_` bytes: x is read for the statistics and again for the
     result; backward reads x and dy twice. With a residual that is read, and its gradient written."""
     more = map_ if tail == "add_relu" else 0
-    # The two that take eights read coefficients for each of their numbers.
+    # The two kernels of eights read coefficients for each number.
     eight = 8 * {"float": 4, "bf16": 2}[type_]
     part = lambda name, bytes_, trip=None: kernel(figures, f"channel_norm::{name}<{type_}>", bytes_, trip)
     return ([part("StretchMomentsOfWords", map_), part("NormalizeEights", 2 * map_ + more, 3 * eight + 1)],
@@ -133,12 +133,12 @@ def operators(figures):
         found["dropout", dtype] = [kernel(figures, f"random::DropWords<{type_}>", 2 * n)]
     found["attention", "bf16"] = [attention(figures, True, 1024, 16 * 12 * 1024, 64)]
     found["attention_grad", "bf16"] = [attention(figures, False, 1024, 16 * 12 * 1024, 64)]
-    # Four documents of 256 tokens (docs/gpu.md): of their tiles 0.80 of the pairs are seen forward and 0.89 backward,
-    # without documents 0.94 and 0.97.
+    # Four documents of 256 tokens (docs/gpu.md): 0.80 of the pairs in their tiles are seen forward and 0.89 backward;
+    # without documents, 0.94 and 0.97.
     for forward, end, walked in ((True, "", 0.25 * 0.94 / 0.80), (False, "_grad", 0.25 * 0.97 / 0.89)):
         found["attention_documents" + end, "bf16"] = [
             attention(figures, forward, 1024, 16 * 12 * 1024, 64, "ByDocuments", 0.25, walked)]
-        # Of booleans: masks of numbers take another way through the same code, which its figures do not tell apart.
+        # Boolean masks: numeric masks take another path through the same code, which the figures do not separate.
         found["attention_padding" + end, "bf16"] = [attention(figures, forward, 1024, 16 * 12 * 1024, 64, "ByMask")]
     found["adam", "f32"] = [kernel(figures, "optimizer::UpdatesOfEights<AdamRule<float>>",
                                    28 * rows * width)]

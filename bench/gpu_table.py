@@ -156,7 +156,7 @@ def of_steps(found, expected):
         if "loss_first" in one:
             table.add(f"{name}: loss", f"{one['loss_first']:.3f} -> {one['loss_last']:.3f}", "falls",
                       one["loss_last"] < one["loss_first"])
-    # Ours beside PyTorch's: least share of its items/s, most of its bytes; by its time compiled only for the record.
+    # Ours against PyTorch's: least share of its items/s, most of its bytes; None sets no goal.
     for name, peer, speed, size in (("gpt2", "gpt2-torch", 1, 0.5), ("gpt2-pure", "gpt2-pure-torch", None, None),
                                     ("gpt2", "gpt2-compiled-torch", None, None), ("resnet50", "resnet50-torch", 0.95, 0.6),
                                     ("resnet50", "resnet50-compiled-torch", None, None)):

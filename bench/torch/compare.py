@@ -36,7 +36,7 @@ def train_torch(model, optimizer, batches, public=lambda name, tensor: (name, te
     for step, (inputs, targets) in enumerate(batches):
         inputs = torch.from_numpy(inputs)
         scores = model(inputs.to(trained[0][1].dtype) if inputs.is_floating_point() else inputs)
-        scores = getattr(scores, "logits", scores)  # of transformers
+        scores = getattr(scores, "logits", scores)  # transformers return an object
         loss = F.cross_entropy(scores.flatten(0, -2), torch.from_numpy(targets).flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -92,7 +92,7 @@ class Table:
         print(f"{'model':14}{'ours':15}{'quantity':52}{'measured':>11}{'allowed':>11}{last:>15}")
 
     def row(self, model, ours, what, value, allowed, gap=None):
-        is_fine = bool(value <= allowed)  # NaN is not
+        is_fine = bool(value <= allowed)  # NaN fails
         self.passed &= is_fine
         print(f"{model:14}{ours:15}{what:52}{value:11.2e}{allowed:11.2e}{'' if gap is None else f'{gap:15.2e}'}  "
               f"{'ok' if is_fine else 'FAILED'}", flush=True)

@@ -112,7 +112,7 @@ def adapted(name, seed):
     torch.manual_seed(seed + 1)
     for key, p in model.named_parameters():
         if "lora_B" in key:
-            p.data = 0.1 * torch.randn(p.shape)  # else nothing but B has a gradient
+            p.data = 0.1 * torch.randn(p.shape)  # where B is 0, A has no gradient
     return model
 
 
@@ -138,7 +138,7 @@ def compare(table, name, label, ours, theirs, dtype):
     logits, gradient, loss = BOUNDS[dtype]
     label = f"{'f32' if dtype == torch.float32 else 'f64'} {label}"
     table.row(name, label, "logits", relative(ours["logits"], theirs["logits"]), logits)
-    # A key's bias moves all scores of a query nearly alike: its gradient is what rotation leaves.
+    # A key bias shifts all scores of a query nearly equally; only rotation leaves it a small gradient.
     worst, whose = worst_of(pick(ours, "gradient"), pick(theirs, "gradient"),
                             lambda key: key.replace("k_proj.bias", "q_proj.bias"))
     table.row(name, label, f"gradient, worst: {whose.replace('model.layers.', '')}", worst, gradient)

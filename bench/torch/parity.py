@@ -28,7 +28,7 @@ GRADIENT, LOSS, DOUBLE, DOUBLE_END = 1e-5, 1e-4, 1e-10, 1e-8
 LOSS_STEPS = 10
 RELU_DISTANCE, RELU_TRIES = 4e-6, 1000
 VOCABULARY, CLASSES = 65, 10
-relu_distances = []  # of every relu since it was cleared: how near to 0 its nearest input was
+relu_distances = []  # of every relu call since the last clear, the least |input|
 plain_relu = nets.relu
 
 

@@ -85,7 +85,7 @@ for index in range(STEPS + 2):
         wall.append(1e3 * (time.perf_counter() - start))
         processor.append(1e3 * (time.process_time() - start_cpu))
 growth = resident("VmHWM") - before
-parameters, saved = {p.data_ptr() for p in model.parameters()}, {}  # storages that autograd keeps, parameters left out
+parameters, saved = {p.data_ptr() for p in model.parameters()}, {}  # storages that autograd keeps, without parameters
 
 
 def keep(tensor):
