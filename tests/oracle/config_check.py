@@ -137,7 +137,7 @@ def case_of(name, config):
             case["ids"] = ids
             case["logits"] = rounded(logits[-1])
             case["loss"] = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
-    if with_pooler:  # as TensorFlow named its norms
+    if with_pooler:  # TensorFlow's names of norms
         old = lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         case["tensors"] = [[n, s, old(n)] for n, s in case["tensors"]]
     return case

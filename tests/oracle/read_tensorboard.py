@@ -19,7 +19,7 @@ tags = events.Tags()
 for tag in sorted(tags["scalars"]):
     for point in events.Scalars(tag):
         print("scalar", tag, point.step, float(point.value).hex())
-# A reader that has been through its migration shows scalars as tensors.
+# TensorBoard's data migration turns scalars into tensors.
 for tag in sorted(tags["tensors"]):
     from tensorboard.util import tensor_util
 

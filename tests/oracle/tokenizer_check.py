@@ -28,12 +28,12 @@ except ImportError as error:
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-with_ends = 500  # so many strings are encoded with the tokens around them, too
+with_ends = 500  # strings that are also encoded with the tokens around a text
 QWEN2 = LLAMA3.replace("{1,3}", "")
 
 
-# Characters that are in no text here: marks and pairs that came after Unicode 9.0, by which `tokenizers` 0.23 normalizes,
-# and letters and numbers that came after 15.0, of which utf8proc 2.8 knows.
+# Characters left out of every text: marks and pairs newer than Unicode 9.0, by which `tokenizers` 0.23 normalizes, and
+# letters and numbers newer than 15.0, which utf8proc 2.8 knows.
 NEWER = """7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 10d24-10d27 10d69-10d6d 10eab-10eac
 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 11382-113d0 1145e 11839-1183a 11930-11943 119e0 11a34 11a47
 11a99 11d42-11d45 11d97 11f41-11f42 105d2 105da 1611e-1612f 16d63-16d69 16ff0-16ff1 1e08f 1e130-1e136 1e2ae
@@ -118,7 +118,7 @@ def make_all(folder, texts):
         tokenizer = make_one(form, text, vocabulary, special)
         finish(name, tokenizer)
         tokenizer.save(str(folder / f"{name}.json"))
-    # Merges that are missing make `ignore_merges` tell, and old files write "a b".
+    # Missing merges make `ignore_merges` matter; old files write merges as "a b".
     data = json.loads((folder / "llama3.json").read_text())
     model = data["model"]
     model["merges"] = [" ".join(merge) for i, merge in enumerate(model["merges"]) if i % 7]
@@ -163,12 +163,12 @@ def strings_of(texts):
     for _ in range(4000):
         kinds = [some.choice([spaces, words, special, words]) for _ in range(some.randrange(1, 30))]
         strings.append("".join(some.choice(kind) for kind in kinds))
-    for _ in range(2000):  # random characters of a few near ranges, which combine
+    for _ in range(2000):  # random characters near each other, which combine
         base = some.randrange(len(characters))
         near = characters[base:base + 300]
         strings.append("".join(chr(some.choice(near if some.random() < 0.8 else range(0x20, 0x370)))
                                for _ in range(some.randrange(1, 60))))
-    # Characters beside letters, digits, spaces, marks and themselves: all of the planes that have some, else a few.
+    # Each character next to letters, digits, spaces, marks and itself; only a few of the sparse planes.
     shown = [c for c in characters if c < 0x32000 or 0xE0000 <= c < 0xE0200 or c % 499 == 0]
     for at in range(0, len(shown), 64):
         strings.append("".join(f"a{c}1{c} \u0301{c}\u0301\n" for c in map(chr, shown[at:at + 64])))

@@ -73,7 +73,7 @@ def check(program, model, forward, parts):
     peak, plain = step(forward)
     graph = record(forward, model)
     for node in graph["nodes"]:
-        node["seconds"] = 0.001  # the same plans everywhere
+        node["seconds"] = 0.001  # same plans on every machine
     assert plan(program, graph)["peak_bytes"] == peak, (plan(program, graph)["peak_bytes"], peak)
     least = plan(program, graph)["smallest_bytes"]
     assert least < 0.8 * peak, (least, peak)
@@ -106,7 +106,7 @@ def main(program):
     model, two, images = Net(), Alternating(), torch.randn(6, 8, 11, 13)
     forward = lambda: model(images).square().mean()
     again, _ = check(program, model, forward, (0.1, 0.3, 0.5, 0.7, 0.9))
-    assert any("bernoulli" in name for name in again)  # some dropout drew its numbers again
+    assert any("bernoulli" in name for name in again)  # a dropout drew its numbers again
     _, often = check(program, two, lambda: two(images), (0.2, 0.6, 0.9))
     assert often > 0, often
     other = record(lambda: model(images).abs().mean(), model)
