@@ -46,7 +46,7 @@ class Step:
         self.kept = self.held.difference(*[
             [root for root in node["outputs"] if kind == "recompute" and (root, at) in begins]
             for kind, node, at in events])
-        self.uses = {root: [0] for root in self.held}  # reads of each copy of a root, without autograd's reads of kept roots
+        self.uses = {root: [0] for root in self.held}  # reads of each copy of a root, without autograd's reads
         for kind, node, at in events:
             if kind == "recompute":
                 for root in node["inputs"]:
