@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion parameters have 14 TiB of model state
 
-// A process has 2^47 addresses for hundreds of arenas: on the host an unbounded arena reserves twice the machine's
-// memory, and can never fill it.
+// A process has 2^47 addresses for hundreds of arenas, so an unbounded host arena reserves only twice the machine's
+// memory, more than it can ever fill.
 std::size_t usual_reserve_bytes(memory::Device device) {
   if (device.is_dry) return unbounded_bytes;
   const std::size_t most = std::size_t{1} << 40, memory = device == cpu ? process::physical_bytes() : 0;
@@ -42,7 +42,7 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
       remap_from_bytes_(backing_->can_remap() ? options.remap_from_bytes : 0) {
   pages_.granule = backing_->granule();
   reserve(options);
-  // An unbounded arena keeps the books of a dry one, on any machine; pages beyond the reserved range are refused.
+  // An unbounded arena has a dry arena's capacity on any machine; commit refuses pages beyond the reserved range.
   const bool is_unbounded = options.reserve_bytes == 0 && options.capacity_bytes == 0;
   std::size_t limit = is_unbounded ? unbounded_bytes : reserved_bytes_;
   if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
@@ -113,7 +113,8 @@ memory::Block* Arena::do_allocate(const Request& request) {
   return span;
 }
 
-/// Any request: checked, with new pages or after sliding where necessary. Throws as do_allocate does.
+/// The slow path of do_allocate: checks the request, commits pages and slides blocks if necessary. Throws the same
+/// errors.
 Tlsf::Span* Arena::take_span(const Request& request) {
   check(request);
   if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
@@ -132,7 +133,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
 }
 
 void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
-  // A launch that waits for this arena's lock would wait for a block move, which waits for the launch.
+  // Deadlock: the launch would wait for the lock, its holder may be moving blocks, and that waits for the launch.
   assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
   if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
@@ -144,8 +145,8 @@ void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
 
 void Arena::do_relabel(memory::Block* block, Category category) noexcept { block->category = category; }
 
-/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) that all have pages, or all have
-/// none, while body returns true. Returns whether it always did.
+/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) with pages (or without), until body
+/// returns false. Returns false then, else true.
 template <class Body>
 bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const {
   for (std::size_t at = first; at < last;) {
@@ -157,7 +158,7 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
   return true;
 }
 
-/// Puts pages under [begin, end) where there are none. Returns the error; then nothing has changed.
+/// Puts pages under [begin, end) where there are none. On an error nothing has changed.
 std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
   const std::size_t first = begin / pages_.granule;
   const std::size_t last = (end + pages_.granule - 1) / pages_.granule;
@@ -168,7 +169,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
     return std::errc::not_enough_memory;
   }
   std::errc error{};
-  std::size_t done = first;  // unmarked granules below it were committed just now
+  std::size_t done = first;  // this call committed the unmarked granules below it
   const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {
     error = backing_->commit(from, to - from);
     if (error != std::errc{}) return false;
@@ -195,7 +196,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
 std::size_t Arena::trim() {
   const std::lock_guard guard(*lock());
   const std::size_t before = now_.committed_bytes;
-  // [begin, end) holds no live block: gives back its whole granules that have pages.
+  // Gives back the whole granules of [begin, end), which holds no live block.
   const auto give_back = [&](std::size_t begin, std::size_t end) {
     const std::size_t first = (begin + pages_.granule - 1) / pages_.granule;
     const std::size_t last = end / pages_.granule;
@@ -285,7 +286,7 @@ void Arena::refuse(const Request& request, const std::string& why) const {
                      .largest_free_bytes = largest_free_bytes()});
 }
 
-// ---- Compaction of an arena: sliding blocks, and when. memory/arena/compact.cpp plans the slides.
+// ---- Compaction: slides blocks as memory/arena/compact.cpp plans it.
 
 namespace {
 
@@ -295,7 +296,7 @@ void refuse_inside_launch(const char* what) {
 
 }  // namespace
 
-/// One compaction: no launch runs while it lives; books its end if anything moved.
+/// A scope of block moves: holds off launches, and counts a compaction if anything moved.
 class Arena::Moving {
  public:
   explicit Moving(Arena& arena) noexcept
@@ -359,8 +360,8 @@ void Arena::slide_all(bool may_remap) noexcept {
   }
 }
 
-/// Slides one block down to `floor` or to the block below it. False when it is refused pages or spans; then nothing has
-/// changed.
+/// Slides one block down to `floor` or to the block below it. False, with nothing changed, when pages or spans are
+/// refused.
 bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept {
   const std::size_t from = span->offset;
   const std::size_t to = spans_->slide_target(span, floor);
@@ -373,7 +374,7 @@ bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept 
   spans_->slide(span, to);
   span->address = base_ + to;
   if (poison_) {
-    const std::size_t end = from + span->size;  // whole granules of the gap may have no pages: they were remapped
+    const std::size_t end = from + span->size;  // a remap may have left granules of the gap without pages
     for (std::size_t at = std::max(from, span->end()); at < end;) {
       const std::size_t index = at / pages_.granule, stop = std::min(end, (index + 1) * pages_.granule);
       if (pages_.has(index)) backing_->fill(at, stop - at, poison_value, nullptr);
@@ -385,8 +386,8 @@ bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept 
   return true;
 }
 
-/// Moves a block's whole granules down to `to` by their pages and copies its ends. False, with nothing moved, where the
-/// rule requires a copy or pages are refused.
+/// Remaps a block's whole granules down to `to` and copies its ends. False, with nothing moved, where the rule requires
+/// a copy or pages are refused.
 bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   const std::size_t from = span.offset, granule = pages_.granule;
   const PageMove move = page_move(from, to, span.size, granule);
@@ -394,8 +395,8 @@ bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   if (whole == 0 || whole < remap_from_bytes_) return false;
   const std::size_t begin = move.first * granule, target = begin - move.distance * granule, end = begin + whole;
   const std::size_t head = begin - from, rest = span.end() - end;
-  // Pages for the copies: the head goes below the granules, the rest to the granule above their new address, whose
-  // pages are the first displaced ones where the two ranges overlap.
+  // Pages for the copies. The head goes below the granules' new address, the rest to the granule above. Where the two
+  // ranges overlap, the remap puts the first displaced pages there.
   const std::size_t above = move.count < move.distance ? target + whole : target;
   if (head > 0 && commit(to, target) != std::errc{}) return false;
   if (rest > 0 && commit(above, above + granule) != std::errc{}) return false;
@@ -407,12 +408,12 @@ bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
   return true;
 }
 
-/// Slides the blocks of a window; returns the request's place in the hole, or none when a slide was refused.
+/// Slides the blocks of a window. Returns the request's place in the hole; no place if a slide is refused.
 Tlsf::Place Arena::slide_window(const CompactionWindow& window, const Request& request) noexcept {
   Tlsf::Place none{nullptr, 0, 0};
   Tlsf::Span* hole = window.first;
   std::size_t begin = window.begin;
-  // A slide may join the free span behind the block with the next, so follow the list from the moved block.
+  // A slide may merge the free span behind the block with the next one, so follow the list from the moved block.
   Tlsf::Span* span = hole != nullptr ? hole->next : nullptr;
   for (std::size_t left = window.blocks; left > 0; span = span->next) {
     if (span->is_free) continue;
@@ -427,7 +428,7 @@ Tlsf::Place Arena::slide_window(const CompactionWindow& window, const Request& r
   return spans_->ready() ? Tlsf::Place{hole, offset, size, static_cast<std::uint32_t>(alignment)} : none;
 }
 
-/// A place for a request that no free span fits, made by sliding; none when sliding does not suffice.
+/// Slides blocks to make a place for a request that fits no free span. No place if sliding does not suffice.
 Tlsf::Place Arena::make_room(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   if (compaction_ == Compaction::never || freezes_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
@@ -440,7 +441,7 @@ Tlsf::Place Arena::make_room(const Request& request) {
   return spans_->ready() ? spans_->find(request.bytes, request.alignment) : none;
 }
 
-/// The same using only pages that exist already.
+/// make_room within the pages that exist already.
 Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   const Moving moving(*this);
@@ -450,7 +451,7 @@ Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   return slide_window(window, request);
 }
 
-/// The compactions so far, and the reasons that kept them from doing more.
+/// The compactions so far, and the obstacles to further ones.
 std::string Arena::compaction_text() const {
   std::size_t pinned_blocks = 0, pinned_bytes = 0;
   for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {

@@ -2,13 +2,13 @@
 //
 // Policy
 // - The range is one private anonymous mapping, PROT_NONE and MAP_NORESERVE: it counts only against the address space.
-//   The kernel charges mprotect to read-write to RLIMIT_DATA (and to the commit limit under strict overcommit), so
-//   `commit` meets a limit as a refusal, not later as a fault.
+//   mprotect to read-write counts against RLIMIT_DATA (and the commit limit under strict overcommit), so a limit makes
+//   `commit` fail, not a later access.
 // - Commit populates at once (MADV_POPULATE_WRITE): one kernel call instead of one fault per page, and resident bytes
-//   equal committed bytes. On kernels before 5.14 every page is touched instead.
-// - Before that, it compares the request with the memory that the machine and the control group still have: Linux would
-//   otherwise grant it and kill the process.
-// - The first and last granule of the mapping are never committed, so no neighbouring mapping can merge with the range
+//   equal committed bytes. On kernels before 5.14 it touches every page instead.
+// - Before that it compares the request with the memory left in the machine and the control group: Linux would grant
+//   it, then kill the process.
+// - The first and last granule of the mapping are never committed, so no neighbouring mapping merges with the range
 //   (its resident bytes stay separately readable) and a stray access next to it faults.
 
 #include <thimble/memory/arena/backing.h>
@@ -41,7 +41,7 @@ class CpuBacking final : public Backing {
   std::size_t alignment() const noexcept override { return 64; }
 
   std::byte* reserve(std::size_t bytes) noexcept override {
-    // A guard before, a guard after, and less than one granule lost to aligning the base.
+    // A guard before, a guard after, and less than one granule for aligning the base.
     const std::size_t guarded_bytes = bytes + 3 * granule_bytes;
     if (guarded_bytes < bytes) return nullptr;
     void* mapping = mmap(nullptr, guarded_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -67,7 +67,7 @@ class CpuBacking final : public Backing {
 
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
     madvise(base_ + offset, bytes, MADV_DONTNEED);
-    // Can only fail when the kernel is out of mappings; the pages are gone even then.
+    // Fails only when the kernel is out of mappings; the pages are gone even then.
     mprotect(base_ + offset, bytes, PROT_NONE);
   }
 
@@ -116,7 +116,7 @@ class DryBacking final : public Backing {
   std::size_t granule() const noexcept override { return std::size_t{2} << 20; }
   std::size_t alignment() const noexcept override { return device_.is_cuda() ? 512 : 64; }
 
-  /// Any aligned non-null number serves as first address.
+  /// The first address may be any aligned non-null number.
   std::byte* reserve(std::size_t) noexcept override { return reinterpret_cast<std::byte*>(std::uintptr_t{granule()}); }
   std::errc commit(std::size_t, std::size_t) noexcept override { return {}; }
   void decommit(std::size_t, std::size_t) noexcept override {}

@@ -8,7 +8,7 @@
 namespace thimble {
 namespace {
 
-/// The sums of a window that grows at its upper end and shrinks at its lower.
+/// Sums over a window that grows at its upper end and shrinks at its lower end.
 struct Sums {
   std::size_t free = 0, blocks = 0, bytes = 0, slack = 0;
 
@@ -73,7 +73,7 @@ void PieceWalk::pass(const Tlsf::Span& block) noexcept {
   between_.has_wall = between_.has_wall || is_pinned(block);
 }
 
-/// Cuts the next usable piece off the free range; false when there is none left.
+/// Cuts the next usable piece off the free range; false when none is left.
 bool PieceWalk::clip() noexcept {
   begin_ = at_;
   end_ = stretch_end_;

@@ -1,5 +1,5 @@
 #pragma once
-// The exchange of granules in a remap (Backing::remap), for every table that has an entry for each granule.
+// The exchange of granules in a remap (Backing::remap), for tables with one entry per granule.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@ void move_granules(Iterator entries, std::size_t from, std::size_t to, std::size
   }
 }
 
-/// The reverse.
+/// Undoes move_granules.
 template <class Iterator>
 void move_granules_back(Iterator entries, std::size_t from, std::size_t to, std::size_t count) {
   using Difference = typename std::iterator_traits<Iterator>::difference_type;

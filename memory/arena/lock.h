@@ -3,11 +3,11 @@
 //
 // Policy
 // - A stack (trace over ledger over limit over arena) shares the lock of its bottom: a request is one transaction for
-//   all of them, so ledger, trace and arena never disagree about order, on any threads.
-// - The public calls of Resource take the lock and go down the stack by the do_ functions, which expect it held.
-// - It is a spin lock: one atomic exchange to take it, a store to release it. One thread makes nearly all requests of a
+//   all of them, so ledger, trace and arena agree about the order on any threads.
+// - Resource's public calls take the lock, then go down the stack through the do_ functions, which expect it held.
+// - It is a spin lock: one atomic exchange takes it, a store releases it. One thread makes nearly all requests of a
 //   training step, so the lock is nearly always free.
-// - Waiters spin briefly, then yield: the lock is held only briefly except for a commit of pages.
+// - Waiters spin briefly, then yield. Only commits and block moves hold the lock for long.
 
 #include <atomic>
 #include <memory>
@@ -32,8 +32,8 @@ class ResourceLock {
 };
 
 /// A resource with a lock that the resources stacked on it share. Derived classes implement the do_ functions, which
-/// are called with the lock held. A final class whose time matters may override allocate and deallocate with the same
-/// text: there the do_ function is no virtual call.
+/// are called with the lock held. A final class on the hot path may repeat the bodies of allocate and deallocate, so
+/// that its do_ functions are called without virtual dispatch.
 class LockedResource : public memory::Resource {
  public:
   memory::Block* allocate(const Request& request) override;
@@ -54,7 +54,7 @@ class LockedResource : public memory::Resource {
   std::shared_ptr<ResourceLock> lock_;
 };
 
-/// A policy over any resource, which it owns: shares the upstream's lock, or makes one where there is none.
+/// A policy over any resource, which it owns. It shares the upstream's lock, or makes one if the upstream has none.
 class Decorator : public LockedResource {
  public:
   memory::Device device() const noexcept final { return upstream_->device(); }
@@ -76,7 +76,7 @@ class Decorator : public LockedResource {
 
  private:
   std::shared_ptr<memory::Resource> upstream_;
-  LockedResource* locked_;  // the same object, when it shares its lock
+  LockedResource* locked_;  // upstream_ if it has a lock, else null
 };
 
 }  // namespace thimble

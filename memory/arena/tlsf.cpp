@@ -29,12 +29,12 @@ std::size_t Tlsf::bin_of(std::size_t size) const noexcept {
   return static_cast<std::size_t>(shift) * bins_per_level + (units >> shift);
 }
 
-/// Head of the first occupied bin after `bin`; nil_ when there is none.
+/// Head of the first occupied bin after `bin`, or nil_.
 Tlsf::Span* Tlsf::next_occupied(std::size_t bin) const noexcept {
   const std::size_t first = bin + 1;
   std::size_t word = first / word_bits;
   std::uint64_t bits = occupied_[word] & (~std::uint64_t{0} << first % word_bits);
-  // Whether this word has one is unpredictable: computes both answers and selects one.
+  // Whether this word has one is unpredictable, so compute both answers and select.
   const std::uint64_t words_above = occupied_words_ & (~std::uint64_t{1} << word);
   const std::size_t above = static_cast<std::size_t>(std::countr_zero(words_above)) % word_bits;
   const std::uint64_t bits_above = occupied_[above];
@@ -44,7 +44,7 @@ Tlsf::Span* Tlsf::next_occupied(std::size_t bin) const noexcept {
 }
 
 Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept {
-  if (bytes > limit_) return {nullptr, 0, 0};  // also keeps the sums below from wrapping
+  if (bytes > limit_) return {nullptr, 0, 0};  // also prevents overflow below
   alignment = std::max(alignment, unit_);
   const std::size_t size = round_up_to_power(bytes, unit_);
   const auto found_alignment = static_cast<std::uint32_t>(alignment);
@@ -58,7 +58,7 @@ Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept 
   return {span, round_up_to_power(span->offset, alignment), size, found_alignment};
 }
 
-/// The span to use; nil_ when none fits.
+/// The span to use, or nil_.
 Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const noexcept {
   const std::size_t bin = bin_of(size);
   Span* best = nullptr;
@@ -70,11 +70,11 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const no
     if (best->size == size) break;  // none fits better
   }
   if (best != nullptr) return best;
-  // In any bin after that of size + alignment - unit every span fits, at any offset.
+  // Every span in a later bin than the one of size + alignment - unit fits, whatever its offset.
   return next_occupied(bin_of(size + alignment - unit_));
 }
 
-/// The same at the unit's alignment, where every offset is aligned.
+/// For the unit's alignment, to which every offset is aligned.
 Tlsf::Span* Tlsf::find_in_bins(std::size_t size) const noexcept {
   const std::size_t bin = bin_of(size);
   Span* best = nullptr;
@@ -89,7 +89,7 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size) const noexcept {
   return best != nullptr ? best : next_occupied(bin);
 }
 
-/// The lowest span that fits: the last resort.
+/// The lowest span that fits, or null: the last resort.
 Tlsf::Span* Tlsf::find_anywhere(std::size_t size, std::size_t alignment) const noexcept {
   for (Span* span = below_.next; span != nullptr; span = span->next) {
     if (span->is_free && round_up_to_power(span->offset, alignment) + size <= span->end()) return span;
@@ -132,7 +132,7 @@ Tlsf::Span* Tlsf::take_ready(std::size_t bytes, std::size_t ready_bytes) noexcep
   return span;
 }
 
-/// A new span on the top, up to `end`.
+/// A new span from the height to `end`.
 Tlsf::Span* Tlsf::extend_top(std::size_t end) noexcept {
   Span* const span = new_span();
   span->offset = height_;
@@ -145,7 +145,7 @@ Tlsf::Span* Tlsf::extend_top(std::size_t end) noexcept {
   return span;
 }
 
-/// Cuts `size` bytes off the front of a free span that is in no bin. The rest keeps the span's place in the list.
+/// Cuts `size` bytes off the front of a free span that is in no bin. The rest goes into its bin.
 Tlsf::Span* Tlsf::cut_front(Span* span, std::size_t size) noexcept {
   Span* const front = span_ahead(span, span->offset, size);
   span->offset += size;
@@ -246,7 +246,7 @@ std::uint64_t Tlsf::digest() const noexcept {
   return digest;
 }
 
-/// Puts a free span into its bin, in address order as far as walk_limit entries show.
+/// Puts a free span into its bin, in address order among the first walk_limit entries.
 void Tlsf::insert(Span* span) noexcept {
   const std::size_t bin = bin_of(span->size);
   Span::Link* link = &bins_[bin];

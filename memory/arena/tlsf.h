@@ -3,27 +3,27 @@
 // allocator for real-time systems", ECRTS 2004), with all metadata outside the range.
 //
 // Policy
-// - Constant time: two bitmaps find the bin, at most `walk_limit` entries of a bin are examined. Only a request that
-//   would otherwise be refused examines every free span.
-// - Good fit: searches the request's bin for its smallest span that fits, then uses the next occupied bin.
-// - Low height: bins are kept (nearly) in address order and the lowest address wins among equals; the top is extended
-//   only when no free span fits. Free bytes at the top are not a span: the top sinks, and an extension begins there.
+// - Constant time: two bitmaps find the bin, and a search examines at most `walk_limit` entries of it. Only a request
+//   that would otherwise be refused examines every free span.
+// - Good fit: takes the smallest span in the request's bin that fits, else the first span of the next occupied bin.
+// - Low height: bins are (nearly) in address order, and the lowest address wins among equals. The top grows only when
+//   no free span fits. Free bytes at the top are not a span: the height sinks below them.
 // - Coalescing is immediate: no two free spans are neighbours.
 // - Deterministic: offsets depend only on the sequence of requests, never on addresses or time.
 // - Spans come from chunks and are recycled, so a steady state calls no allocator. They never move, so a Block is a
-//   stable handle; `first()` and `Span::next` list them by address, as sliding requires.
-// - A span is one cache line: a free one keeps its links in the fields that only a live one uses.
+//   stable handle. `first()` and `Span::next` list them by address, as sliding requires.
+// - A span is one cache line: a free span keeps its links in fields that only live spans use.
 // - Few unpredictable branches: taking a span out of its bin has one, finding the next occupied bin none. A list ends
-//   at a span that may be read and written like any other (`nil_`), not at a null pointer.
-// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
-//   is both at once for the request that needs nothing else, in a steady state every one.
+//   at a dummy span that can be read and written (`nil_`), not at a null pointer.
+// - `find` changes nothing and `take` cannot fail: between them the arena commits pages and may give up. `take_ready`
+//   does both for a request that needs no pages, as all requests of a steady state.
 //
 // Terms
-//   unit     smallest distance of offsets in bytes; sizes are rounded up to it
-//   span     a section of the range, live or free; a live one is the Block given to the caller
+//   unit     granularity of offsets and sizes, in bytes
+//   span     a section of the range, live or free; a live span is the caller's Block
 //   bin      a list of free spans of one size class: 32 classes per power of two, exact below 64 units
 //   height   end of the highest live span; 0 without one
-//   limit    the height's bound
+//   limit    largest height
 //
 // Example, with units of 64 bytes
 //   take 100, 200, 64   A [0, 128), B [128, 384), C [384, 448): each extends the top
@@ -42,7 +42,7 @@ namespace thimble {
 
 class Tlsf {
  public:
-  /// A cache line on common ABIs; the first three use the rest of Block's last word.
+  /// A cache line on common ABIs; the first three members use the padding of Block.
   struct alignas(64) Span : memory::Block {
     std::uint16_t bin = 0;             // of a free span
     std::uint8_t alignment_power = 0;  // of a live span's offset
@@ -56,7 +56,7 @@ class Tlsf {
     std::size_t alignment() const noexcept { return std::size_t{1} << alignment_power; }
 
    private:
-    // Links of a free span: the next one of its bin, and the link that points to this one.
+    // Links of a free span: to the next one in its bin, and to the link that points here.
     friend class Tlsf;
     using Link = std::byte*;
     Link& link() noexcept { return address; }
@@ -69,7 +69,7 @@ class Tlsf {
   struct Place {
     Span* span;          // the free span to cut; null extends the top
     std::size_t offset;  // aligned
-    std::size_t size;    // bytes, a multiple of the unit; 0 for no place
+    std::size_t size;    // bytes, a multiple of the unit; 0 means no place
     std::uint32_t alignment = 1;
 
     bool is_found() const noexcept { return size != 0; }
@@ -86,24 +86,24 @@ class Tlsf {
   /// Prepares the spans that one `take` may need. False when the host has no memory for them.
   bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
 
-  /// find and take of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when they need more than is
-  /// ready: a new chunk of spans, or a place that ends above `ready_bytes`.
+  /// find and take of `bytes` > 0 at the unit's alignment. Null, with nothing changed, if they need a new chunk of spans
+  /// or a place that ends above `ready_bytes`.
   Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
 
   /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
   Place find(std::size_t bytes, std::size_t alignment) const noexcept;
 
-  /// Makes the place a live span. `place` was found since the last change, and ready() was true since then.
+  /// Makes the place a live span. find() and then ready() have succeeded since the last change.
   Span* take(const Place& place) noexcept;
 
   void free(Span* span) noexcept;
 
-  /// The lowest aligned offset, not below `floor`, that a live span can slide to: in the free span just below it. Its
-  /// present offset without one.
+  /// The lowest aligned offset, not below `floor`, that a live span can slide to in the free span just below it. Without
+  /// such a span, its current offset.
   std::size_t slide_target(const Span* span, std::size_t floor) const noexcept;
 
-  /// Slides a live span down to `offset`, its slide_target; the free bytes move above it. ready() was true since the
-  /// last change.
+  /// Slides a live span down to `offset`, its slide_target; the free bytes move above it. ready() has succeeded since
+  /// the last change.
   void slide(Span* span, std::size_t offset) noexcept;
 
   std::size_t unit() const noexcept { return unit_; }
@@ -113,8 +113,8 @@ class Tlsf {
   /// Size of the largest free span below the height. Walks one bin.
   std::size_t largest_free_bytes() const noexcept;
 
-  /// A digest of everything that decides the places of later requests: the spans by address, live and free, and the
-  /// order in each bin. States that place some request differently have different digests (collisions: 1 in 2^64).
+  /// A digest of everything that determines the places of later requests: the spans by address and the order in each
+  /// bin. States that place some request differently have different digests (collisions: 1 in 2^64).
   std::uint64_t digest() const noexcept;
 
   /// The span with the lowest address; follow `next`.
@@ -126,7 +126,7 @@ class Tlsf {
   static constexpr std::size_t bins_per_level = std::size_t{1} << second_level_bits;
   static constexpr std::size_t bin_count = bins_per_level * (64 - second_level_bits + 1);
   static constexpr std::size_t word_bits = 64;
-  static constexpr std::size_t word_count = bin_count / word_bits + 1;  // the last one has the bit of no bin
+  static constexpr std::size_t word_count = bin_count / word_bits + 1;  // the last has the bit for "no bin"
   static constexpr int walk_limit = 8;
   static constexpr std::size_t spans_per_take = 3;  // free ahead, live, free behind
 
@@ -161,16 +161,16 @@ class Tlsf {
   Span below_;            // ahead of the span with the lowest address; never free
   Span* last_ = &below_;  // the span with the highest address
 
-  // A first level of words and a second of bins. A set bit marks an occupied entry. The bit and bin past the last are
-  // always set and lead to nil_, so that a search needs no end.
+  // A bitmap of words over a bitmap of bins; a set bit marks an occupied entry. One more bin, always marked, leads to
+  // nil_, so that every search ends.
   std::uint64_t occupied_words_ = std::uint64_t{1} << (word_count - 1);
   std::array<std::uint64_t, word_count> occupied_{};
-  std::array<Span::Link, bin_count + 1> bins_;  // the span of each bin that is first by address
-  Span nil_;                                    // ends every list of a bin; above all by address
+  std::array<Span::Link, bin_count + 1> bins_;  // head of each bin's list
+  Span nil_;                                    // ends every bin's list; its offset is above all others
 
   Chunk* chunks_ = nullptr;
   std::size_t span_count_ = 0;
-  std::unique_ptr<Span*[]> recycled_;  // the first recycled_count_; there is room for every span
+  std::unique_ptr<Span*[]> recycled_;  // recycled_count_ unused spans; has room for all spans
   std::size_t recycled_count_ = 0;
   std::size_t recycled_room_ = 0;
 };
