@@ -30,8 +30,7 @@ Stack make_resource(Device device, Options options) {
 }
 
 const Stack& default_stack(Device device) {
-  // One slot for every possible device: kind, dryness, index. Never destroyed, because tensors in static storage may
-  // outlive any order of destruction.
+  // One slot for every possible device: kind, dryness, index. Never destroyed, because static tensors may outlive them.
   static constinit std::array<Stack*, 2 * 2 * 256> stacks{};
   static std::mutex mutex;
   const std::size_t slot = (device.is_cuda() ? 512u : 0u) + (device.is_dry ? 256u : 0u) + device.index;

@@ -1,10 +1,10 @@
 #pragma once
-// Stacks of resources: the ones of default_resource, and a program's separate arenas.
+// Stacks of resources: the default resource of each device, and a program's separate arenas.
 //
 // Policy
 // - From the bottom: arena, then placed, limit, ledger, trace, as requested. Placed is directly above the arena, so
-//   that all others see the blocks of a step and none sees its region. The ledger is above the limit so that every
-//   refusal carries the table of categories; the trace is on top and sees only successful requests.
+//   that the others see a step's blocks and not their region. The ledger is above the limit, so that every refusal
+//   carries the table of categories. The trace is on top and sees only successful requests.
 // - All policies of a stack share one lock (memory/arena/lock.h).
 //
 // Terms
@@ -24,10 +24,9 @@ namespace thimble::memory {
 
 struct Options {
   Arena::Options arena = {};
-  std::size_t limit_bytes = 0;  ///< bound of live requested bytes; 0 disables it
-  bool trace = false;           ///< record every event
-  std::vector<StepPlacement> plans =
-      {};  ///< of the first step, the second, ...; the last one repeats. Empty places nothing
+  std::size_t limit_bytes = 0;            ///< most live requested bytes; 0 is unbounded
+  bool trace = false;                     ///< record every event
+  std::vector<StepPlacement> plans = {};  ///< one for each step; later steps repeat the last. Empty places nothing
 };
 
 struct Stack {
@@ -42,8 +41,8 @@ struct Stack {
 /// A new stack on `device`. Throws DeviceError when the device does not exist, ValueError for inconsistent plans.
 Stack make_resource(Device device, Options options = {});
 
-/// The stack under default_resource(device): ledger over arena, made at first use and shared by all. Throws
-/// DeviceError.
+/// The stack of default_resource(device): ledger over arena, made at first use. Throws DeviceError when the device does
+/// not exist.
 const Stack& default_stack(Device device);
 
 }  // namespace thimble::memory

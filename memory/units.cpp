@@ -28,7 +28,7 @@ constexpr std::array<Unit, 10> units = {{{"", 1},
                                          {"gib", std::int64_t{1} << 30},
                                          {"tib", std::int64_t{1} << 40}}};
 
-// Input made safe for a message of one line: long or unprintable text is cut or masked.
+// Input for a one-line message: cut to 40 characters, unprintable ones masked.
 std::string shown(std::string_view text) {
   constexpr std::size_t longest = 40;
   std::string result = "\"";
@@ -93,7 +93,7 @@ std::string format_grouped(std::int64_t value) {
 
 std::string format_bytes(std::int64_t bytes) {
   if (bytes >= 0) return memory::human_bytes(static_cast<std::size_t>(bytes));
-  // Two's complement negation: also right for the smallest value, which has no positive twin.
+  // Two's complement negation is right even for the smallest value, which has no positive counterpart.
   std::string text = memory::human_bytes(~static_cast<std::size_t>(bytes) + 1);
   return text.insert(0, 1, '-');
 }
@@ -120,7 +120,7 @@ std::int64_t parse_size(std::string_view text) {
   if (unit == nullptr) refuse_text(text, "has no known unit");
   if (has_point && unit->bytes == 1) refuse_text(text, "has a fraction of a byte");
 
-  // floor(unit * 0.d1 d2 ...), from the last digit inwards: dividing and flooring at each step floors the whole.
+  // floor(unit * 0.d1 d2 ...), from the last digit to the first: flooring at each step floors the whole.
   std::int64_t part = 0;
   for (std::size_t i = fraction.size(); i > 0; --i) part = ((fraction[i - 1] - '0') * unit->bytes + part) / 10;
   std::int64_t count = 0;

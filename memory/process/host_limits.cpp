@@ -24,13 +24,13 @@ constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 /// Version 1 of control groups writes "no limit" as a huge number of whole pages.
 constexpr std::size_t huge = no_limit / 4;
 
-/// A group's counts and a process's differ by the kernel's pending updates: 64 pages for each.
+/// The kernel updates counts in batches of up to 64 pages: a group's and a process's counts differ by so much.
 constexpr std::size_t counting_bytes = 64 * 4096;
 
-/// An arena's mappings around its range: a guard granule on each side, and less than one to align it.
+/// An arena's mapping beyond its range: a guard granule on each side, and less than one for aligning it.
 constexpr std::size_t guard_bytes = std::size_t{6} << 20;
 
-/// The whole number at the start of a file: nullopt for "max", or an unreadable file.
+/// The whole number at the start of a file; nullopt for "max" or an unreadable file.
 std::optional<std::size_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   std::string word;
@@ -52,7 +52,7 @@ std::optional<std::size_t> number_after(const fs::path& path, std::string_view k
 
 std::size_t less(std::size_t from, std::size_t bytes) noexcept { return from - std::min(from, bytes); }
 
-/// One version of the interface: its folder of groups, and its file names.
+/// One version of the control groups' interface: its root folder and its file names.
 struct Interface {
   fs::path root;
   const char *limit, *peak, *anonymous_key, *shared_key;  // the keys are memory.stat's
@@ -65,7 +65,7 @@ struct Group {
 
 std::optional<Interface> version_2(const HostPaths& paths) {
   std::error_code error;
-  // Beside version 1, version 2 is mounted below it, without a memory controller.
+  // Where both versions are in use, version 2 is mounted below version 1, without a memory controller.
   const fs::path root = fs::path(paths.cgroups);
   if (!fs::exists(root / "cgroup.controllers", error)) return std::nullopt;
   return Interface{root, "memory.max", "memory.peak", "anon ", "shmem "};
@@ -91,8 +91,8 @@ std::optional<Group> memory_group(const HostPaths& paths) {
   return second;
 }
 
-/// The existing folders of the group and all above it, innermost first. Inside a container the path is the host's, and
-/// the group itself is mounted as the root.
+/// The existing folders of the group and all groups above it, innermost first. Inside a container the path is the
+/// host's, and the group is mounted as the root.
 std::vector<std::pair<std::string, fs::path>> folders_of(const Group& group) {
   std::vector<std::pair<std::string, fs::path>> list;
   std::error_code error;
@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, fs::path>> folders_of(const Group& group) {
   }
 }
 
-/// This process's part of a group's limit: all but the bytes that others hold.
+/// Bytes that a group's limit leaves to this process: the limit less the bytes of the group's other processes.
 std::optional<std::size_t> most_of(const Interface& interface, const fs::path& folder, std::size_t own_bytes) {
   const std::optional<std::size_t> limit = number_in(folder / interface.limit);
   if (!limit || *limit >= huge) return std::nullopt;
@@ -124,7 +124,7 @@ void add_rlimits(std::vector<HostLimit>& list) {
     list.push_back({"RLIMIT_DATA of " + exact_bytes(bytes) + " beside code", bytes + process::file_mapped_bytes()});
   }
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    // Reserved addresses count, too.
+    // Reserved addresses count too.
     const std::size_t held = process::data_bytes() + process::file_mapped_bytes();
     const std::size_t reserved = less(process::address_space_bytes(), held);
     list.push_back({"RLIMIT_AS", less(static_cast<std::size_t>(limit.rlim_cur), reserved + guard_bytes)});

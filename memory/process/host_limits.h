@@ -1,19 +1,19 @@
 #pragma once
-// How many bytes the machine and its limits let this process hold. A run that needs more is refused before its first
-// step instead of being killed in the middle.
+// The bytes that the machine and its limits let this process hold. A run that needs more is refused before its first
+// step instead of killed in the middle.
 //
 // Policy
-// - It reads RLIMIT_DATA, RLIMIT_AS, the memory limits of the process's control group and of every group above it, in
-//   both versions of the interface, and the machine's free memory. Swap does not count: a run that needs it crawls.
-// - Each limit is the bytes that this process may hold in all, in arenas and outside. Bytes held by other processes of
-//   a group or machine are subtracted; the kernel's cache of files is not, because it gives way.
-// - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may displace half of the
-//   code, which the kernel drops and reads again; page tables beyond that are added to the need.
-// - A limit that cannot be read is no limit.
+// - The limits are RLIMIT_DATA, RLIMIT_AS, the memory limits of the process's control group and of every group above
+//   it, in both versions of the interface, and the machine's free memory. Swap does not count: a run that swaps crawls.
+// - Each limit is a total for this process, in arenas and outside. Bytes of other processes in the group or machine are
+//   subtracted; the kernel's cache of files is not, because the kernel gives it up.
+// - A control group also pays for page tables, at most 8 bytes for each 4 KiB. They may displace half of the code, which
+//   the kernel drops and reads again; page tables beyond that are added to the need.
+// - A limit that cannot be read does not count.
 //
 // Terms
-//   need    arena and outside (memory/process/outside.h), at the peak
-//   limit   the bytes that the process may hold
+//   need    bytes in the arena and outside it (memory/process/outside.h), at the peak
+//   limit   bytes that the process may hold
 
 #include <cstddef>
 #include <string>
@@ -25,21 +25,21 @@ namespace thimble::memory {
 
 struct HostLimit {
   std::string name;            ///< "RLIMIT_DATA", "memory.max of the control group /a/b", "free memory (MemAvailable)"
-  std::size_t most_bytes = 0;  ///< that this process may hold in all
-  bool counts_tables = false;  ///< page tables count against it
+  std::size_t most_bytes = 0;  ///< total that this process may hold
+  bool counts_tables = false;  ///< whether page tables count against it
 };
 
-/// The folders of the kernel's files. A test names its own tree.
+/// The folders of the kernel's files; tests name another tree.
 struct HostPaths {
   std::string proc = "/proc";              ///< self/cgroup, self/status, meminfo
   std::string cgroups = "/sys/fs/cgroup";  ///< version 2, or version 1 with its folder `memory`
-  bool has_rlimits = true;                 ///< false skips this process's limits
+  bool has_rlimits = true;                 ///< false skips RLIMIT_DATA and RLIMIT_AS
 };
 
 /// The existing limits, smallest first.
 std::vector<HostLimit> host_limits(const HostPaths& paths = {});
 
-/// Whether RLIMIT_AS bounds this process: an arena then reserves only its need.
+/// Whether RLIMIT_AS bounds this process; arenas should then reserve only their need.
 bool has_address_limit() noexcept;
 
 struct HostNeed {
@@ -48,13 +48,13 @@ struct HostNeed {
   std::size_t total() const noexcept { return arena_bytes + outside.total(); }
 };
 
-/// Throws OutOfMemory where the need is above a limit; the text names limit, need, its parts, and the arena that would
-/// fit.
+/// Throws OutOfMemory if the need exceeds a limit, naming the limit, the need, its parts, and the largest arena that
+/// fits.
 void require_room(const HostNeed& need, const std::vector<HostLimit>& limits);
 inline void require_room(const HostNeed& need) { require_room(need, host_limits()); }
 
 /// The control group's peak so far (memory.peak, memory.max_usage_in_bytes), other processes and cached files included;
-/// 0 where it cannot be read.
+/// 0 if it cannot be read.
 std::size_t control_group_peak_bytes(const HostPaths& paths = {});
 
 }  // namespace thimble::memory

@@ -15,19 +15,19 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-/// Bytes allocated after the base was measured that no other term counts: model and optimizer objects without their
-/// tensors, a file being written, streams, texts.
+/// Allocations after the base is measured that no other term counts: model and optimizer objects without their tensors,
+/// a file being written, streams, texts.
 constexpr std::size_t later_bytes = 1 * MiB;
 constexpr std::size_t heap_step_bytes = 512 * KiB;
-/// Of a thread beside its stack: its data and tables; if each has a heap, the heap's first pages (132 KiB in glibc).
+/// Bytes of a thread besides its stack: data and tables, and the first pages (132 KiB in glibc) of a separate heap.
 constexpr std::size_t thread_tables_bytes = 32 * KiB, thread_heap_bytes = 160 * KiB;
-constinit bool has_one_heap = false;  // by bound_heap_and_stacks()
-/// Of non-computing threads: tiers, signals, progress.
+constinit bool has_one_heap = false;  // set by bound_heap_and_stacks()
+/// For threads that do not compute: tiers, signals, progress.
 constexpr std::size_t other_stack_bytes = 256 * KiB;
-/// tests/memory/memory_outside_test.cpp compares it with steps: a tape needs about 250 bytes per node, the arena's
-/// books 64 for each block, storages and saved tensors the rest.
+/// A tape takes about 250 bytes per node, the arena's books 64 per block, storages and saved tensors the rest.
+/// tests/memory/memory_outside_test.cpp compares it with real steps.
 constexpr std::size_t node_bytes = 2 * KiB;
-constexpr std::size_t event_bytes = 80, few_events = 8192;  // a few fit into later_bytes
+constexpr std::size_t event_bytes = 80, few_events = 8192;  // the first few_events fit into later_bytes
 
 }  // namespace
 
@@ -38,7 +38,7 @@ ProcessBase ProcessBase::measure(std::size_t arena_bytes) {
   ProcessBase base;
   base.code_bytes = process::file_mapped_bytes();
   const std::size_t data = process::data_bytes();
-  // More than the machine has is reserved and never filled, as a sanitizer's shadow.
+  // More than the machine's memory is reserved and never filled, such as a sanitizer's shadow.
   const bool is_reserved = data > process::physical_bytes();
   const std::size_t writable = std::max(process::anonymous_rss_bytes(), is_reserved ? 0 : data);
   base.writable_bytes = writable - std::min(writable, arena_bytes);
@@ -62,7 +62,7 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   OutsideBytes outside;
   outside.code = base.code_bytes;
   const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
-  // In steps, so that two processes that do the same report the same, wherever the kernel put their pages.
+  // Rounded, so that equal runs report equal bytes wherever the kernel puts their pages.
   outside.heap = round_up(base.writable_bytes - held + later_bytes, heap_step_bytes);
   const auto workers = static_cast<std::size_t>(std::max(0, facts.threads - 1));
   const std::size_t beside = thread_tables_bytes + (has_one_heap ? 0 : thread_heap_bytes);
@@ -96,7 +96,7 @@ std::size_t thread_stack_bytes() noexcept {
 
 void bound_heap_and_stacks() noexcept {
 #if defined(__GLIBC__)
-  // Setting a threshold also ends its growth: larger blocks are mapped separately, and unmapped when freed.
+  // A threshold that is set stops growing: larger blocks are always mapped separately, and unmapped when freed.
   mallopt(M_MMAP_THRESHOLD, 64 * KiB);
   mallopt(M_TRIM_THRESHOLD, 128 * KiB);
   has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads allocate nothing on the heap

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-/// The beginning of a small kernel file; empty when it cannot be read. Allocates nothing, so that it works inside a
-/// failing allocation.
+/// The first 8 KiB of a kernel file; empty when it cannot be read. Allocates nothing, so that it works inside a failing
+/// allocation.
 struct SmallFile {
   explicit SmallFile(const char* path) noexcept {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -54,7 +54,7 @@ bool find_number(const char* text, const char* key, std::size_t& number) noexcep
   return false;
 }
 
-/// The figure after `key` in a file of /proc that counts in KiB.
+/// Bytes of the figure after `key` in a file of /proc that counts in KiB.
 std::size_t kernel_bytes(const char* path, const char* key) {
   const SmallFile file(path);
   std::size_t kib = 0;
@@ -64,7 +64,7 @@ std::size_t kernel_bytes(const char* path, const char* key) {
   return kib * 1024;
 }
 
-/// The process's control group's memory files, in either version of the interface.
+/// The memory files of the process's control group, in either version of the interface.
 struct ControlGroup {
   char limit[512] = {}, usage[512] = {}, statistics[512] = {};
   const char* cache_key = "";
@@ -90,7 +90,7 @@ struct ControlGroup {
   void name(const char* root, const char* path, int length, const char* limit_name, const char* usage_name,
             const char* key) noexcept {
     char candidate[512];
-    // Inside a container the path is the host's, and the group itself is mounted as the root.
+    // Inside a container the path is the host's, and the group is mounted as the root.
     for (const int shown : {length, 0}) {
       std::snprintf(candidate, sizeof candidate, "%s%.*s/%s", root, shown, path, limit_name);
       if (access(candidate, R_OK) != 0) continue;
@@ -109,7 +109,7 @@ std::size_t control_group_bytes() noexcept {
   const SmallFile limit(group.limit);
   if (limit.text[0] < '0' || limit.text[0] > '9') return unlimited;  // "max", or unreadable
   const std::size_t limit_bytes = std::strtoull(limit.text, nullptr, 10);
-  if (limit_bytes >= unlimited / 4) return unlimited;  // version 1 writes "no limit" as a huge page-rounded number
+  if (limit_bytes >= unlimited / 4) return unlimited;  // version 1 writes "no limit" as a huge number of whole pages
   const std::size_t usage_bytes = std::strtoull(SmallFile(group.usage).text, nullptr, 10);
   std::size_t cache_bytes = 0;  // file pages: reclaimed before the limit hurts
   find_number(SmallFile(group.statistics).text, group.cache_key, cache_bytes);
@@ -193,7 +193,7 @@ namespace thimble::memory {
 namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
-/// A sanitizer's shadow is private and writable, and larger than any memory.
+/// A sanitizer's shadow is private and writable, and exceeds any bound.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool is_bounded = false;
 #elif defined(__has_feature)
@@ -205,7 +205,7 @@ constexpr bool is_bounded = true;
 #else
 constexpr bool is_bounded = true;
 #endif
-/// Page tables, the kernel's stacks, pages that it counts late.
+/// Page tables, kernel stacks, pages that the kernel counts late.
 constexpr std::size_t kernel_bytes = std::size_t{1} << 20;
 
 std::size_t soft_limit() noexcept {

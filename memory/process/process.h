@@ -1,13 +1,13 @@
 #pragma once
-// Process figures, read from the kernel, to compare the library's books with.
+// The kernel's figures of this process, to compare the library's books with.
 //
 // Policy
-// - Every figure is read anew from /proc; nothing is cached or estimated. Throws Error without /proc.
+// - Every call reads its figure anew. Functions that are not noexcept throw Error without /proc.
 //
 // Terms
 //   resident   pages in physical memory now (VmRSS)
 //   data       private writable mappings (VmData), limited by RLIMIT_DATA
-//   available  bytes that the kernel can still give without swapping or killing, and the control group still permits
+//   available  bytes that the kernel can give without swapping or killing, within the control group's limit
 
 #include <cstddef>
 #include <vector>
@@ -22,18 +22,18 @@ std::size_t rss_bytes();
 /// Largest resident bytes so far (VmHWM).
 std::size_t peak_rss_bytes();
 
-/// Makes the present resident bytes the peak (5 to /proc/self/clear_refs). False where that is forbidden: the peak then
-/// covers the whole life of the process.
+/// Makes the current resident bytes the peak (writes 5 to /proc/self/clear_refs). False where that is forbidden: the
+/// peak then covers the whole life of the process.
 bool reset_peak_rss() noexcept;
 
-/// Addresses of this process (VmSize), limited by RLIMIT_AS.
+/// Bytes of address space (VmSize), limited by RLIMIT_AS.
 std::size_t address_space_bytes();
 
 /// Bytes mapped from files, except unreadable ones: the program and its libraries, touched or not.
 std::size_t file_mapped_bytes();
 
-/// Resident bytes of no file: heap, stacks, arenas (Anonymous of smaps_rollup). Exact where rss_bytes() need not be:
-/// the kernel counts VmRSS in parts, one for each processor, and takes a program's file pages in and out as it likes.
+/// Resident bytes of heap, stacks and arenas, without files (Anonymous of smaps_rollup). Exact, unlike rss_bytes(): the
+/// kernel counts VmRSS per processor, and loads and drops a program's file pages at will.
 std::size_t anonymous_rss_bytes();
 
 /// Private writable bytes (VmData), limited by RLIMIT_DATA.
@@ -45,27 +45,27 @@ std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes);
 /// Bytes of the machine's memory; 0 if unknown.
 std::size_t physical_bytes() noexcept;
 
-/// Bytes still available: the smaller of the machine's available memory and the rest of the process's control group;
-/// the largest std::size_t where neither can be read.
+/// The smaller of the machine's available memory and the rest of the control group's limit; the largest std::size_t if
+/// neither can be read.
 std::size_t available_bytes() noexcept;
 
-/// Milliseconds of processor time of all threads of this process so far, together: a clock that stops while others have
-/// the cores.
+/// Processor time of all threads of this process so far, in ms: a clock that stops while other processes have the
+/// cores.
 double processor_ms() noexcept;
 
 }  // namespace thimble::process
 
-// ---- Planning in bounded memory: requests beyond the limits of the host get std::bad_alloc, where the kernel would
-// end the process.
+// ---- Planning in bounded memory: requests beyond the host's limits get std::bad_alloc before the kernel would kill the
+// process.
 
 namespace thimble::memory {
 
-/// Private writable bytes that planning may hold in this process, by the smallest of the limits. Code counts by half:
-/// the kernel drops the rest and reads it again.
+/// Private writable bytes that the smallest limit leaves for planning. Half of the code counts: the kernel can drop the
+/// other half and read it again.
 std::size_t heap_room(const std::vector<HostLimit>& limits = host_limits());
 
-/// For a scope limits this process to so many private writable bytes (RLIMIT_DATA), or fewer if it was limited to fewer
-/// already. A setting of the process, not of a thread. With a sanitizer, whose shadow exceeds any bound, there is none.
+/// Limits the private writable bytes of the whole process (RLIMIT_DATA) for a scope, never above an existing limit. Does
+/// nothing under a sanitizer, whose shadow exceeds any bound.
 class HeapBound {
  public:
   explicit HeapBound(std::size_t bytes) noexcept;
