@@ -75,7 +75,7 @@ int open_nameless(const std::string& folder) {
 }  // namespace
 
 DirectFile::DirectFile(const std::string& folder) : folder_(folder) {
-  // Checks the kind of file system first: some refuse direct I/O with an unclear error.
+  // Check the kind of file system first: some refuse direct I/O with an unclear error.
   const int parent = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (parent < 0) {
     throw FileError(folder, 0, std::string("cannot offload there: ") + std::strerror(errno) + allowed);
@@ -102,7 +102,7 @@ void DirectFile::reserve(std::uint64_t offset, std::uint64_t bytes) {
   do {
     error = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
-  // A file system without preallocation: the file at least gets its length; writes will detect a full disk.
+  // Without preallocation the file gets only its length, and writes detect a full disk.
   if (error == EOPNOTSUPP) error = ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0 ? 0 : errno;
 #else
   const int error = ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0 ? 0 : errno;
@@ -121,7 +121,7 @@ int DirectFile::write(std::uint64_t offset, const std::byte* from, std::size_t b
     const ssize_t n = pwrite(descriptor_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
-    // The rest of a short write must begin at a multiple again.
+    // The rest of a short write must begin aligned.
     const std::size_t whole = static_cast<std::size_t>(n) / alignment * alignment;
     if (whole == 0) return ENOSPC;
     done += whole;
@@ -174,7 +174,7 @@ Tensor make_bounce(const FileTier::Options& options, memory::Device device) {
   return Tensor::empty({bytes}, DType::u8, device, Category::workspace);
 }
 
-// Adds the life of the object, in ms.
+// Adds its lifetime, in ms.
 class Stopwatch {
  public:
   explicit Stopwatch(double& ms) : ms_(ms) {}
@@ -190,7 +190,7 @@ class Stopwatch {
 }  // namespace
 
 class FileTier::State {
-  // A ticket's bytes, and their transfer if one is running.
+  // A ticket's bytes, and their running transfer if any.
   struct Entry {
     std::uint64_t offset = 0;  // of the slot
     std::size_t bytes = 0;
@@ -341,7 +341,7 @@ class FileTier::State {
 
   void wait_until_idle(Entry& entry, std::unique_lock<std::mutex>& lock) noexcept {
     if (!entry.is_busy()) return;
-    const Stopwatch watch(statistics_.wait_ms);  // read and written under the lock
+    const Stopwatch watch(statistics_.wait_ms);  // guarded by the lock
     done_.wait(lock, [&] { return !entry.is_busy(); });
   }
 
@@ -400,7 +400,7 @@ class FileTier::State {
       --entry.active;
       if (error != 0 && entry.error == 0) {
         entry.error = error;
-        leave_queue(entry);  // the rest is useless
+        leave_queue(entry);  // skip the rest
       }
       if (!entry.is_busy()) done_.notify_all();
     }
@@ -421,7 +421,7 @@ class FileTier::State {
   std::optional<WritePin> pin_;     // of bounce_: empty on a dry device
   std::optional<DirectFile> file_;  // empty on a dry device
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable work_, done_;
   std::deque<Entry*> queue_;  // transfers with bytes that no worker has started
   std::unordered_map<Ticket, Entry> entries_;

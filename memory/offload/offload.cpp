@@ -8,7 +8,7 @@
 namespace thimble::memory {
 namespace {
 
-// Only shape, dtype, device and scale: a handle without its bytes.
+// A handle with the shape, dtype, device and scale, without bytes.
 Tensor description(const Tensor& t) {
   Tensor like = Tensor::empty({0}, t.dtype(), t.device());
   like = like.window(t.shape(), contiguous_strides(t.shape()), 0);
@@ -16,7 +16,7 @@ Tensor description(const Tensor& t) {
   return like;
 }
 
-// A tensor held for backward counts as an activation meanwhile; its category is temporary.
+// A tensor counts as an activation only while it is held for backward; otherwise it is a temporary.
 Category own_category(const Tensor& t) {
   const Category category = t.storage()->category();
   return category == Category::activation ? Category::temporary : category;
@@ -117,7 +117,7 @@ Tensor Offloaded::fetch() {
   return result;
 }
 
-// Cuts off a running transfer before it unpins the block.
+// Cancels a running transfer, then unpins the block.
 void Offloaded::free_room() noexcept {
   if (ticket_ != 0) tier_->drop(ticket_);
   ticket_ = 0;

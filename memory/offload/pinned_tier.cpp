@@ -65,7 +65,7 @@ constexpr std::size_t smallest_slab = std::size_t{2} << 20, largest_slab = std::
 
 std::size_t slot_bytes(std::size_t bytes) { return round_up(bytes, slot_alignment); }
 
-/// Size of the next slab, for a slot, with `committed` bytes of slabs and the rest of the capacity.
+/// Size of the next slab: for a slot of `slot` bytes, after `committed` bytes of slabs, with `left` bytes of capacity.
 std::size_t next_slab_bytes(std::size_t slot, std::size_t committed, std::size_t left) {
   const std::size_t grown = std::max(slot, std::clamp(committed, smallest_slab, largest_slab));
   return std::min(round_up(grown, smallest_slab), left);
@@ -83,7 +83,7 @@ class PinnedTier::State {
     std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
   };
 
-  /// A ticket's bytes, and their transfer if one is running.
+  /// A ticket's bytes, and their running transfer if any.
   struct Entry {
     std::byte* slot = nullptr;  // null on a dry device
     std::size_t bytes = 0;
@@ -107,7 +107,7 @@ class PinnedTier::State {
     if (runtime_ == nullptr) return;
     for (auto& [ticket, entry] : entries_) finish(entry);
     try {
-      runtime_->synchronize(device_);  // nothing uses the memory any more
+      runtime_->synchronize(device_);  // afterwards nothing uses the memory
     } catch (const DeviceError&) {     // the next launch reports it
     }
   }
@@ -204,7 +204,7 @@ class PinnedTier::State {
     slab.bytes = next_slab_bytes(bytes, committed, capacity_ - committed);
     {
       const ResourceScope pinned(pinned_ledger(device_));
-      const PathScope path(join_path(0, "offload"));  // whichever path writes
+      const PathScope path(join_path(0, "offload"));  // not the writer's path
       slab.memory = Tensor::empty({static_cast<std::int64_t>(slab.bytes)}, DType::u8, device_.is_dry ? dry(cpu) : cpu,
                                   Category::workspace);
     }
@@ -232,7 +232,7 @@ class PinnedTier::State {
   const memory::Device device_;
   const std::size_t capacity_;
   const kernels::DeviceRuntime* runtime_ = nullptr;  // null on a dry device
-  mutable std::mutex mutex_;                         // of all below
+  mutable std::mutex mutex_;                         // guards the members below
   std::vector<Slab> slabs_;
   std::map<Ticket, Entry> entries_;
   std::map<std::size_t, Slots> slots_;  // by size

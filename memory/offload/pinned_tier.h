@@ -1,11 +1,11 @@
 #pragma once
-// The host's pinned memory, for a GPU's copies beside its kernels, as a resource.
+// The host's pinned memory as a resource, for copies that run concurrently with a GPU's kernels.
 //
 // Policy
-// - A separate ledger counts the bytes of a GPU's tiers, beside the ledgers of the GPU's arena, which counts only
-//   device bytes, and of the host's. memory::summary(cuda()) has a line for it.
-// - Each block is taken from the driver and given back to it. That is slow, so tiers take large blocks. None moves.
-// - On a dry device there is no memory; the books are as on a real one.
+// - A separate ledger counts the bytes of a GPU's tiers: the ledger of the GPU's arena counts only device bytes.
+//   memory::summary(cuda()) has a line for it.
+// - The driver allocates and frees each block, which is slow, so tiers take large blocks. Blocks never move.
+// - A dry device has no memory; its books are as on a real one.
 
 #include <cstddef>
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace thimble {
 
-/// For the copies of `device`, a CUDA one; its tensors are on the cpu (for a dry device on dry(cpu)). Throws
-/// DeviceError for a missing device, and OutOfMemory when a block is requested.
+/// Pinned memory for `device`, a CUDA device; its tensors are on the cpu (for a dry device on dry(cpu)). The constructor
+/// throws DeviceError for a missing device, allocate OutOfMemory.
 class PinnedMemory final : public memory::Resource {
  public:
   explicit PinnedMemory(memory::Device device);
@@ -32,37 +32,36 @@ class PinnedMemory final : public memory::Resource {
   void (*free_)(void* memory) noexcept = nullptr;
 };
 
-/// The books of a device's pinned memory, and the resource to take it from: made at first use, shared by all.
+/// The ledger over a device's pinned memory, made at first use. Tiers allocate from it.
 const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device);
 
 // ---- A tier in the host's memory, for the tensors of a GPU.
 //
 // Policy
-// - Its memory is pinned and comes in slabs, booked as workspace under "offload";
-//   it takes no device memory. A write takes a slot: the last one freed of the same size, or a new one in the first
-//   slab that has room behind its slots. If none has, the tier takes one more slab: as large as all before together,
-//   but at least 2 MiB and at most 64 MiB, or the slot's size, in whole 2 MiB. A training step writes the same sizes
-//   again and again: the tier stops growing after the first.
+// - Its memory is pinned and comes in slabs, booked as workspace under "offload"; it takes no device memory. A write
+//   takes a slot: the last freed one of its size, or a new one in the first slab with room. If none has room, the tier
+//   adds a slab as large as all before together, but at least 2 MiB and at most 64 MiB, or the slot's size, in whole
+//   2 MiB. Training steps write the same sizes, so the tier stops growing after the first step.
 // - Its bytes depend only on the sizes of the writes and drops, so a dry run predicts them exactly.
-// - Transfers go to the device's copy stream: behind earlier kernels, beside later ones. wait() and drop() make later
-//   kernels wait for the transfer; the host never waits (GPUs only: there is no other thread). So later launches may
-//   reuse the memory as soon as wait() returns.
-// - On a dry device there is no memory; slots, slabs and capacity are as on a real one.
+// - Transfers run on the device's copy stream, after earlier kernels and concurrently with later ones. wait() and drop()
+//   make later kernels wait for the transfer; the host never waits. So later launches may reuse the memory as soon as
+//   wait() returns.
+// - A dry device has no memory; slots, slabs and capacity are as on a real one.
 //
 // Terms
-//   slab   one block of pinned memory; the tier keeps it to its end
+//   slab   one block of pinned memory; lives as long as the tier
 
 class PinnedTier final : public Tier {
  public:
-  /// For the memory of `device`, a CUDA device or a dry one. The capacity bounds the slabs' bytes, rounded up to 512; 0
-  /// is unbounded. Throws DeviceError (the cpu, which needs no copy in its own memory; a missing device).
+  /// For the memory of `device`, a CUDA device, real or dry. The capacity, rounded up to 512, bounds the slabs' bytes; 0
+  /// is unbounded. Throws DeviceError for the cpu, which needs no copy in its own memory, and for a missing device.
   explicit PinnedTier(memory::Device device, std::size_t capacity_bytes = 0);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;
   PinnedTier& operator=(const PinnedTier&) = delete;
 
   memory::Device device() const noexcept override;
-  /// Throws FileError when the capacity is used up, OutOfMemory when the host lacks the pinned memory; nothing has
+  /// Throws FileError when the capacity is used up, OutOfMemory when the host has no pinned memory left; nothing has
   /// changed then.
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;
   void read(Ticket ticket, void* to, Stream stream = nullptr) override;

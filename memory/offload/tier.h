@@ -1,16 +1,16 @@
 #pragma once
-// A slower, larger place for bytes of a device: a disk for the host's memory, the host's pinned memory for a GPU's.
+// A slower, larger place for a device's bytes: a disk for the host's memory, the host's pinned memory for a GPU's.
 //
 // Terms
-//   tier       takes copies of bytes and gives them back, bit by bit
-//   ticket     names written bytes, until it is dropped
+//   tier       takes copies of bytes and gives the same bits back
+//   ticket     names written bytes until it is dropped
 //   transfer   one running write or read
 //
 // Policy
 // - A tier never allocates or frees the caller's memory. It takes its device memory when it is constructed.
-// - Transfers run beside the program; a program sees their end only in wait(). So no allocation of a program depends on
-//   their speed, and a dry run makes the very same requests.
-// - The memory of a transfer must not move: its block is pinned from write() or read() to wait() or drop().
+// - Transfers run in the background; a program sees their end only in wait(). So no allocation depends on their speed,
+//   and a dry run makes the same requests.
+// - A transfer's memory must not move: its block is pinned from write() or read() to wait() or drop().
 
 #include <cstddef>
 #include <cstdint>
@@ -24,35 +24,34 @@ namespace thimble {
 /// Returned by a write; 0 is never a ticket.
 using Ticket = std::uint64_t;
 
-/// A tier's counts since it was made. On a dry device everything but the times is as on a real one.
+/// A tier's counts since it was made. On a dry device all but the times are as on a real one.
 struct TierStatistics {
   std::uint64_t writes = 0, reads = 0;
-  std::uint64_t bytes_written = 0, bytes_read = 0;  ///< of the callers; not rounded
-  std::uint64_t live_bytes = 0;                     ///< of tickets that are not dropped; not rounded
-  std::uint64_t committed_bytes = 0;                ///< bytes that the tier occupies: the file's length, or pinned
-                                                    ///< memory
+  std::uint64_t bytes_written = 0, bytes_read = 0;  ///< as requested, not rounded
+  std::uint64_t live_bytes = 0;                     ///< of live tickets; not rounded
+  std::uint64_t committed_bytes = 0;                ///< the file's length, or the pinned memory
   double transfer_ms = 0;                           ///< time spent in transfers, summed over concurrent ones
-  double wait_ms = 0;                               ///< time that callers waited in wait() and drop()
+  double wait_ms = 0;                               ///< time that callers waited for transfers
 };
 
-/// All calls are thread-safe; calls for one ticket come one after the other.
+/// Calls are thread-safe, except that calls for one ticket must not overlap.
 class Tier {
  public:
   virtual ~Tier() = default;
 
-  /// The device of the bytes' memory.
+  /// The device whose memory it serves.
   virtual memory::Device device() const noexcept = 0;
 
-  /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when there is
-  /// no room, OutOfMemory when the host's memory has none; nothing has changed then. Ignores `from` on a dry device.
+  /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when the tier has
+  /// no room, OutOfMemory when the host has none; nothing has changed then. Ignores `from` on a dry device.
   virtual Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) = 0;
-  /// Begins to copy all of the written bytes to `to`; waits for the write first. An early read hides the tier's
-  /// latency. May be repeated. Throws FileError when the write has failed.
+  /// Waits for the write, then begins to copy all written bytes to `to`. An early read hides the tier's latency. May be
+  /// repeated. Throws FileError when the write has failed.
   virtual void read(Ticket ticket, void* to, Stream stream = nullptr) = 0;
-  /// Returns when the ticket's transfer is done. Throws FileError when it failed: after a write the ticket can only be
-  /// dropped, after a read the read can be repeated.
+  /// Waits until the ticket's transfer is done (on a GPU, lets later kernels wait). Throws FileError when it failed:
+  /// after a failed write the ticket can only be dropped, a failed read can be repeated.
   virtual void wait(Ticket ticket) = 0;
-  /// Frees the ticket's room. Cuts off a running transfer, which touches no memory after the return.
+  /// Frees the ticket's room. A running transfer ends first, with its bytes undefined (on a GPU, before later kernels).
   virtual void drop(Ticket ticket) noexcept = 0;
 
   virtual TierStatistics statistics() const = 0;
@@ -61,17 +60,17 @@ class Tier {
 namespace memory {
 
 struct TierOptions {
-  std::string folder;                ///< of the cpu's file; defaults to $TMPDIR, or /var/tmp. Not with a GPU
-  std::uint64_t capacity_bytes = 0;  ///< bound of the tier's bytes; defaults to the room of the disk or the host
+  std::string folder;                ///< of the cpu's file; defaults to $TMPDIR, or /var/tmp. Must be empty for a GPU
+  std::uint64_t capacity_bytes = 0;  ///< largest number of committed bytes; defaults to the room of the disk or host
 };
 
-/// The tier of a device, for its offloaded tensors.
+/// The tier for a device's offloaded tensors.
 ///
 ///   cpu    a file on a disk                   memory/offload/file_tier.h
 ///   cuda   the host's pinned memory           memory/offload/pinned_tier.h
 ///   dry    as the device it represents
 ///
-/// Throws ValueError for a folder where the tier is memory; FileError, DeviceError as the tiers do.
+/// Throws ValueError for a folder with a GPU; FileError and DeviceError as the tiers do.
 std::shared_ptr<Tier> make_tier(Device device, const TierOptions& options = {});
 
 }  // namespace memory

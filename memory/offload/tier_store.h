@@ -1,15 +1,15 @@
 #pragma once
-// Parameters in a tier between uses: on a disk, or in the host's pinned memory for a GPU.
+// Keeps parameters in a tier between uses: on a disk, or for a GPU in the host's pinned memory.
 //
 //   const auto store = std::make_shared<memory::TierStore>(memory::make_tier(cpu, {.folder = "/var/tmp"}));
 //   const ParameterStoreScope scope(store);
-//   Net net(cpu);                       // each parameter is evicted as soon as it is made: the net is never whole here
+//   Net net(cpu);                       // evicts each parameter as soon as it is made: the net is never whole here
 //   optim::Adam adam(net.trainable(), {});
 //   nn::training_step(adam, ...);       // same bits as with resident parameters
 //
 // Policy
-// - An unchanged parameter is read and never written again: its ticket stays. An update gives the old ticket's room to
-//   the new bytes, so that the tier does not grow.
+// - An unchanged parameter keeps its ticket and is never written again. A changed one frees its old ticket's room before
+//   it is written, so the tier does not grow.
 // - Optimizer state and gradients have separate tiers (optim/optimizer.h, nn/step/step.h).
 
 #include <memory>

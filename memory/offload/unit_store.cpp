@@ -11,9 +11,9 @@
 namespace thimble::memory {
 namespace {
 
-/// The bytes of a storage that is here; its block does not move until unpin().
+/// The bytes of a storage that is here, pinned until unpin().
 std::byte* pin(Storage& storage) {
-  const launch_detail::Guard guard(storage.device());  // while it counts, no block moves
+  const launch_detail::Guard guard(storage.device());  // no block moves meanwhile
   storage.pin(AccessMaker::make());
   return storage.address(AccessMaker::make());
 }
@@ -30,7 +30,7 @@ std::span<UnitStore::Entry> UnitStore::entries_of(const Unit& unit) noexcept {
   return std::span(entries_).subspan(unit.first, unit.end - unit.first);
 }
 
-/// The unit for a storage that becomes entry `index`: the last one, or a new one.
+/// The unit for a storage that becomes entry `index`: the last unit, or a new one.
 UnitStore::Unit& UnitStore::unit_for(const Storage& storage, std::uint32_t index) {
   const bool joins = !units_.empty() && (units_.back().path == storage.path() ||
                                          units_.back().bytes + storage.bytes() <= options_.unit_bytes);
@@ -69,7 +69,7 @@ void UnitStore::put_away(const Tensor& parameter) {
   }
 }
 
-/// Begins a transfer; the block does not move until it ends.
+/// Begins a transfer, with the block pinned until it ends.
 void UnitStore::transfer(Entry& entry, FunctionRef<void(std::byte*)> begin) {
   std::byte* const at = pin(*entry.storage);
   try {
@@ -97,7 +97,7 @@ void UnitStore::end_write(Entry& entry) {
   entry.version = entry.storage->version();
 }
 
-/// Takes the blocks of a unit and begins to read. Changes nothing when it throws.
+/// Takes a unit's blocks and begins to read. Changes nothing when it throws.
 void UnitStore::begin(Unit& unit) {
   unit.where = Where::coming;
   try {
@@ -113,7 +113,7 @@ void UnitStore::begin(Unit& unit) {
   here_.push_back(static_cast<std::uint32_t>(&unit - units_.data()));
 }
 
-/// Waits for a unit that is being read. It is away again when this throws.
+/// Waits until a unit is read. The unit is away again when this throws.
 void UnitStore::end(Unit& unit) {
   if (unit.where != Where::coming) return;
   try {
@@ -131,7 +131,7 @@ void UnitStore::end(Unit& unit) {
   unit.where = Where::here;
 }
 
-/// Drops a unit that was being read; its bytes are useless.
+/// Ends the reads of a unit and frees its blocks.
 void UnitStore::take_back(Unit& unit) noexcept {
   for (Entry& entry : entries_of(unit)) {
     if (entry.storage == nullptr || !entry.storage->is_here()) continue;
@@ -147,7 +147,7 @@ void UnitStore::take_back(Unit& unit) noexcept {
   unit.where = Where::away;
 }
 
-/// Evicts an unpinned unit after writing its changes. When that throws it stays here.
+/// Writes the changes of an unpinned unit and evicts it. The unit stays here when this throws.
 void UnitStore::evict(Unit& unit) {
   if (unit.where == Where::coming) {
     take_back(unit);
@@ -182,7 +182,7 @@ bool UnitStore::is_pinned(const Unit& unit) const noexcept {
   return std::any_of(first, end, [](const Entry& e) { return e.storage != nullptr && e.storage->is_pinned(); });
 }
 
-/// Evicts units that the current call does not need, until at most `most` remain beside `coming` further ones.
+/// Evicts units that the current call does not need, until the remaining ones and `coming` more are at most `most`.
 void UnitStore::make_room(std::size_t coming, std::size_t most) {
   for (std::size_t at = 0; at < here_.size() && here_.size() + coming > most;) {
     Unit& unit = units_[here_[at]];
@@ -207,7 +207,7 @@ void UnitStore::fetch(std::span<Storage* const> storages) {
     if (unit.where == Where::away) ++missing;
     if (index != last_) is_backward_ = index < std::exchange(last_, index);
     if (unit.where == Where::away) continue;
-    std::erase(here_, index);  // the last used
+    std::erase(here_, index);  // moves to the end: most recently used
     here_.push_back(index);
   }
   make_room(missing, std::max(needed, static_cast<std::size_t>(options_.read_ahead) + 1));
@@ -223,7 +223,7 @@ void UnitStore::fetch(std::span<Storage* const> storages) {
   each_needed([&](Unit& unit) { end(unit); });
 }
 
-/// Begins to read the next units. A unit that finds no room beside pinned ones is read when it is needed.
+/// Begins to read the next units. Units for which pinned ones leave no room are read when they are needed.
 void UnitStore::read_ahead() {
   const auto most = static_cast<std::size_t>(options_.read_ahead) + 1;
   std::uint32_t next = last_;

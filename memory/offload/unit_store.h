@@ -1,30 +1,29 @@
 #pragma once
-// Parameters that come and go in units: fetched before use, dropped after, the next unit read ahead. A derived class
-// defines the fetch: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
+// Parameters that come and go in units: fetched before use, evicted afterwards, with the next unit read ahead. A derived
+// class defines the fetch: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
 //
 //   units, read ahead 1        0 1 2 3 ...
-//   an operator of unit 0      U r            used, being read
+//   an operator of unit 0      U r            U: used, r: being read
 //   of unit 1                    U r
 //   of unit 2                      U r
-//   backward of unit 2             U          the direction turns with the next
+//   backward of unit 2             U          the direction turns at the next unit
 //   of unit 1                  r U
 //
 // Policy
-// - Parameters added one after the other under one module path are a unit: a linear layer's weight and bias. With
-//   `unit_bytes` further modules join them up to that size.
-// - At most 1 + read_ahead units are here, or the ones that one operator needs, if these are more. The least recently
-//   used unit is evicted first; a pinned unit never.
-// - The next unit is the neighbour in the direction of the last move, which forward, backward, and an update in the
-//   order of the parameters show by themselves. It is requested as soon as a unit is used, so that it arrives
-//   meanwhile.
-// - An evicted unit is written where a version has changed since it came, and freed when that is done. If it cannot be
-//   written it stays here: nothing is lost, and the next call retries.
-// - Only the calls decide which units are here, so a dry run predicts it.
+// - Parameters added consecutively under one module path form a unit: a linear layer's weight and bias. With
+//   `unit_bytes`, further modules join up to that size.
+// - At most 1 + read_ahead units are here, or the units that one operator needs if these are more. The least recently
+//   used unit is evicted first; pinned units are never evicted.
+// - The next unit is the neighbour in the direction of the last move: forward, backward, and updates in parameter order
+//   all move from neighbour to neighbour. Its read begins as soon as a unit is used, so that it arrives in time.
+// - Eviction first writes the parameters whose version has changed since they came. If one cannot be written the unit
+//   stays here: nothing is lost, and the next call retries.
+// - Only the calls determine which units are here, so a dry run predicts it.
 //
-// Bytes: units used one after the other, in either direction, need the bytes of the largest 1 + read_ahead neighbours
-// (peak_bytes). A unit used out of turn, a tied embedding at the end, is here beside the last ones.
+// Bytes: units used in order, in either direction, need the bytes of the largest 1 + read_ahead neighbours
+// (peak_bytes). A unit used out of order, such as a tied embedding at the end, is here in addition.
 //
-// A store is made by std::make_shared: its parameters keep it alive.
+// Make stores with std::make_shared: their parameters keep them alive.
 
 #include <cstdint>
 #include <memory>
@@ -37,8 +36,8 @@
 namespace thimble::memory {
 
 struct UnitOptions {
-  std::size_t unit_bytes = 0;  ///< modules share a unit up to this size; 0: one unit per module
-  int read_ahead = 1;          ///< units to read before they are used, >= 0
+  std::size_t unit_bytes = 0;  ///< modules share a unit up to this size; 0 makes one unit per module
+  int read_ahead = 1;          ///< units read before they are used, >= 0
 };
 
 class UnitStore : public ParameterStore, public std::enable_shared_from_this<UnitStore> {
@@ -48,34 +47,34 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
   void let_go() final;
   void forget(const Storage& storage) noexcept final;
 
-  /// Sizes of the units in the order they were made, in bytes.
+  /// Bytes of the units, in the order in which they were made.
   std::vector<std::size_t> unit_bytes() const;
-  /// Of the largest 1 + read_ahead neighbours.
+  /// Bytes of the largest 1 + read_ahead neighbours.
   std::size_t peak_bytes() const;
 
  protected:
   /// Throws ValueError for a negative read_ahead.
   explicit UnitStore(const UnitOptions& options);
 
-  /// The following functions name a parameter by its number, in order of addition. `at` is the address of its bytes,
+  /// In the functions below, `parameter` counts parameters in order of addition, and `at` is the address of its bytes,
   /// pinned until the call that ends the transfer.
   ///
   /// Called for a new parameter before its bytes are written. May throw as begin_write does.
   virtual void add([[maybe_unused]] std::uint32_t parameter, [[maybe_unused]] const Tensor& tensor) {}
-  /// Save the bytes of a parameter, at first and after each change: they are safe when end_write() returns. The bytes
-  /// saved before are lost, also when these throw: FileError, OutOfMemory, DeviceError.
+  /// Save a new or changed parameter's bytes, which are safe when end_write() returns. The bytes saved before are lost
+  /// even when these throw FileError, OutOfMemory or DeviceError.
   virtual void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) = 0;
   virtual void end_write(std::uint32_t parameter) = 0;
-  /// Begin and end reading the bytes that were written last. Both throw FileError; both can be repeated.
+  /// Begin and end reading the saved bytes. Both throw FileError, and can be repeated.
   virtual void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) = 0;
   virtual void end_read(std::uint32_t parameter) = 0;
-  /// Ends a running transfer, and forgets the parameter's bytes.
+  /// Ends a running transfer and discards the parameter's saved bytes.
   virtual void drop(std::uint32_t parameter) noexcept = 0;
 
  private:
   enum class Where : std::uint8_t { away, coming, here };
   struct Entry {
-    Storage* storage;       // null after its end
+    Storage* storage;       // null after its destruction
     std::uint32_t version;  // of the saved bytes
     std::uint32_t unit;
     bool is_moving = false;  // a transfer has begun and not ended
@@ -85,7 +84,7 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
     std::size_t bytes;
     PathId path;  // of its last module
     Where where = Where::away;
-    std::uint64_t used = 0;  // the last call that needed it
+    std::uint64_t used = 0;  // number of the last fetch that needed it
   };
 
   bool has(const Storage* storage) const noexcept { return storage != nullptr && storage->store().get() == this; }
