@@ -36,7 +36,7 @@ class Reader {
   Reader(std::string_view text, const std::string& path) : text_(text), path_(path) {}
 
   PlacementFile read() {
-    if (text_.starts_with("\xEF\xBB\xBF")) next_ = 3;  // spreadsheets put it before UTF-8
+    if (text_.starts_with("\xEF\xBB\xBF")) next_ = 3;  // byte order mark of spreadsheets
     if (!next_line()) fail("no header; a placement begins with id,lower,upper,size");
     read_header();
     PlacementFile file;
@@ -79,7 +79,7 @@ class Reader {
     return result;
   }
 
-  // The text between the quote at `at` and the one that ends it, whose index is returned.
+  // Appends the text after the quote at `at` and returns the index of the closing quote.
   std::size_t read_quoted(std::size_t at, std::string& text) const {
     while (++at < line_.size()) {
       if (line_[at] == '"' && (at + 1 == line_.size() || line_[at + 1] != '"')) return at;
@@ -106,7 +106,7 @@ class Reader {
     }
   }
 
-  // `is_last`: a column named `end` has the last time, so one more is meant.
+  // `is_last` values in a column named `end` are inclusive, so one is added.
   std::uint64_t number(std::string_view text, std::string_view name, bool is_last = false) const {
     const auto what = [&] { return std::string(name) + " " + quote(text); };
     std::uint64_t result = 0;
@@ -172,7 +172,7 @@ class Reader {
     }
     const auto [same, is_new] = line_of_.emplace(name, number_);
     if (!is_new) fail("id " + quote(name) + " is in line " + std::to_string(same->second) + " already");
-    sum_ += buffer.bytes;  // of at most 2^62 each: detected before an overflow
+    sum_ += buffer.bytes;  // both below 2^62: no overflow
     if (sum_ >= largest) fail("all sizes up to here together are too large; expected a sum below 2^62");
     if (place_[gaps]) file.gaps.push_back(read_gaps(line[*place_[gaps]], buffer));
     if (place_[offset]) file.offsets.push_back(value(line, offset));
@@ -257,7 +257,7 @@ struct Piece {
   std::uint64_t lower, upper;
   std::int64_t from, to;
 };
-using Pieces = std::vector<Piece>;  // of one buffer, in order of time
+using Pieces = std::vector<Piece>;  // one buffer's, in order of time
 
 Pieces pieces_of(const Buffer& buffer, const std::vector<Gap>& gaps, std::size_t unit) {
   const auto down = [&](std::size_t bytes) { return static_cast<std::int64_t>(bytes / unit * unit); };
@@ -281,7 +281,7 @@ Pieces pieces_of(const Buffer& buffer, const std::vector<Gap>& gaps, std::size_t
   return pieces;
 }
 
-// Calls f(piece of a, piece of b) for the pairs that share a time.
+// Calls f(piece of a, piece of b) for the pairs that overlap in time.
 template <class F>
 void for_each_pair(const Pieces& a, const Pieces& b, F&& f) {
   for (std::size_t i = 0, k = 0; i < a.size() && k < b.size();) {
@@ -290,7 +290,7 @@ void for_each_pair(const Pieces& a, const Pieces& b, F&& f) {
   }
 }
 
-// The largest sum of bytes at one time.
+// The largest sum of bytes at any time.
 std::int64_t load_of(const std::vector<Pieces>& all) {
   std::vector<std::pair<std::uint64_t, std::int64_t>> events;  // ends, which are negative, come first
   for (const Pieces& pieces : all) {
@@ -310,11 +310,11 @@ class Placer {
   Placer(std::span<const Buffer> buffers, const std::vector<Pieces>& pieces, std::size_t unit)
       : buffers_(buffers), pieces_(pieces), unit_(unit) {}
 
-  // Each buffer in turn at the lowest free offset.
+  // Places the buffers in order, each at the lowest free offset.
   packing::Layout place(const std::vector<std::size_t>& order) const {
     packing::Layout layout;
     layout.offsets.resize(buffers_.size());
-    std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // offsets in between, both excluded, would overlap
+    std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // open intervals of offsets that would overlap
     for (std::size_t at = 0; at < order.size(); ++at) {
       const std::size_t i = order[at];
       const auto alignment = static_cast<std::int64_t>(std::max(buffers_[i].alignment, unit_));
@@ -364,7 +364,7 @@ std::vector<Pieces> all_pieces(std::span<const Buffer> buffers, std::span<const 
 Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::vector<Gap>> gaps,
                           const PlacementOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  // Without the gaps: checks the arguments, and its offsets are valid for any gaps.
+  // Placing without gaps checks the arguments, and its offsets are valid for any gaps.
   PlacementOptions quick = options;
   quick.last_stage = PlacementStage::greedy;
   Placement result = memory::place(buffers, quick);
@@ -397,7 +397,7 @@ Placement place_with_gaps(std::span<const Buffer> buffers, std::span<const std::
         by([&](std::size_t i) { return ~buffers[i].lower; })}) {
     if (result.height > target) try_order(order, PlacementStage::greedy);
   }
-  std::mt19937_64 random(1);  // the same moves in every run
+  std::mt19937_64 random(1);  // fixed seed: deterministic
   while (options.last_stage != PlacementStage::greedy && result.height > target && best.size() > 1 &&
          budget.spend(best.size())) {
     std::vector<std::size_t> order = best;
@@ -421,7 +421,7 @@ void check_placement_with_gaps(std::span<const Buffer> buffers, std::span<const 
                                std::span<const std::size_t> offsets, std::size_t height_bytes) {
   const std::vector<Pieces> pieces = all_pieces(buffers, gaps, 1);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    // A single buffer has no neighbours: checks its alignment and its end.
+    // A single buffer has no neighbours: this checks its alignment and its end.
     check_placement(buffers.subspan(i, 1), offsets.subspan(i, 1), height_bytes);
     for (std::size_t k = 0; k < i; ++k) {
       for_each_pair(pieces[i], pieces[k], [&](const Piece& a, const Piece& b) {

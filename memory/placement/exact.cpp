@@ -10,8 +10,7 @@
 namespace thimble::memory::packing {
 namespace {
 
-/// Proven dead ends, whatever led to them. A state is remembered by 128 bits of it; a later state with the same index
-/// overwrites it.
+/// Proven dead ends, each a 128-bit hash of the open items. A later one with the same index overwrites it.
 class Memory {
  public:
   struct Key {
@@ -27,15 +26,15 @@ class Memory {
   std::vector<Key> entries_;
 };
 
-/// How a search chooses the next item: the lowest of all (MiniMalloc's canonical order), or the lowest of the section
-/// with fewest candidates or with least slack; and which of several equally low ones.
+/// The choice of the next item: the lowest of all (MiniMalloc's canonical order), or the lowest of the section with the
+/// fewest candidates or the least slack. The order breaks ties.
 enum class Rule : std::uint8_t { lowest, fewest, tightest };
 struct Strategy {
   Rule rule;
   Order order;
 };
 
-/// One attempt: a depth-first search by one strategy.
+/// A depth-first search by one strategy.
 class Attempt {
  public:
   Attempt(State& state, Memory& memory, const Strategy& strategy, std::uint64_t node_limit, Budget& budget)
@@ -71,11 +70,11 @@ class Attempt {
   std::uint64_t node_limit_;
   Budget& budget_;
   std::uint64_t nodes_ = 0;
-  std::vector<std::int32_t> items_;  // the open items of a part are contiguous: [begin, end)
-  std::vector<Rank> ranks_;          // by item; of open ones only, by the bytes that were open at the last cut
+  std::vector<std::int32_t> items_;  // [begin, end) are the open items of a part
+  std::vector<Rank> ranks_;          // by item, for open ones; loads as of the last cut
 };
 
-/// Cuts the items [begin, end), all open, where none of them crosses, and solves part after part.
+/// Cuts the open items [begin, end) where none of them crosses, and solves part after part.
 Verdict Attempt::solve(Size begin, Size end, std::int32_t first, std::int32_t last) {
   std::int32_t from = first;
   for (std::int32_t s = first + 1; s <= last && begin < end; ++s) {
@@ -95,7 +94,7 @@ Verdict Attempt::solve(Size begin, Size end, std::int32_t first, std::int32_t la
   return Verdict::found;
 }
 
-/// Ranks the items by the loads that they have left.
+/// Ranks the items by the loads of open items.
 void Attempt::rank(Size begin, Size end) {
   for (Size at = begin; at < end; ++at) {
     const Item& item = state_.item(items_[at]);
@@ -142,7 +141,7 @@ std::int32_t Attempt::choose_section(std::int32_t first, std::int32_t last) cons
   return best;
 }
 
-/// An open item that none of its open neighbours can go below.
+/// An open item with no lower open neighbour.
 std::int32_t Attempt::choose(Size begin, Size end, std::int32_t first, std::int32_t last) const {
   if (strategy_.rule == Rule::lowest) {
     return *std::min_element(items_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -214,7 +213,7 @@ Verdict search(const Problem& problem, std::int64_t capacity, Budget& budget, La
   std::iota(items.begin(), items.end(), 0);
   if (!state.propagate(items)) return Verdict::impossible;
   const State::Mark start = state.mark();
-  // Strategies take turns; each turn is twice as long as the one before.
+  // Strategies take turns, and the turns double in length each round.
   for (std::uint64_t node_limit = 4 * problem.items.size() + 256;; node_limit *= 2) {
     for (const Strategy& strategy : strategies) {
       const Verdict verdict = Attempt(state, memory, strategy, node_limit, budget)

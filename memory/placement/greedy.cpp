@@ -1,4 +1,4 @@
-// Greedy placement: items one by one, each into a gap between the placed ones.
+// Greedy placement: puts items one by one into gaps between the placed ones.
 
 #include <algorithm>
 #include <bit>
@@ -17,12 +17,12 @@ struct Shelf {
   std::int64_t offset, end;
 };
 
-/// The gap for `item`, of the shelves that it is shown by ascending offset.
+/// Finds the gap for `item` between shelves passed by ascending offset.
 class Gap {
  public:
   Gap(const Item& item, Fit fit) noexcept : item_(item), fit_(fit) {}
 
-  /// False when the gap is found: no further shelf matters.
+  /// False once the gap is found.
   bool pass(const Shelf& shelf) noexcept {
     if (shelf.end <= at_ || shelf.upper <= item_.lower || shelf.lower >= item_.upper) return true;
     if (shelf.offset - at_ >= item_.size) {
@@ -46,7 +46,7 @@ class Gap {
 
 bool is_below(const Shelf& a, const Shelf& b) noexcept { return a.offset < b.offset; }
 
-/// Shelves by ascending offset, in chunks: an insertion moves the shelves of one only.
+/// Shelves by ascending offset, in chunks, so that an insertion moves the shelves of only one chunk.
 class Stack {
  public:
   void add(const Shelf& shelf) {
@@ -81,8 +81,9 @@ class Stack {
   std::vector<std::vector<Shelf>> chunks_;  // none is empty
 };
 
-/// The shelves, so that an item among very many examines few. Brief ones are in the list of each period of time that
-/// they touch, one or two: a brief item examines its periods and the long shelves. A small problem has long ones only.
+/// Indexes the shelves by time, so that an item examines few of many. A brief shelf is in the list of each of the one or
+/// two periods that it touches; a brief item examines its periods and the lasting shelves. In a small problem all shelves
+/// are lasting.
 class Shelves {
  public:
   explicit Shelves(const Problem& problem) {
@@ -128,7 +129,7 @@ class Shelves {
  private:
   bool is_brief(std::int32_t lower, std::int32_t upper) const noexcept { return upper - lower <= width_; }
 
-  /// The brief shelves that a brief item meets.
+  /// Collects the brief shelves that overlap a brief item in time.
   void collect(const Item& item) {
     seen_.clear();
     const std::int32_t first = item.lower / width_;
@@ -142,12 +143,12 @@ class Shelves {
   }
 
   std::int32_t width_ = 0;                   // sections of a period
-  Stack lasting_, brief_;                    // longer than a period, and the others
-  std::vector<std::vector<Shelf>> periods_;  // brief shelves, in the order in which they were added
+  Stack lasting_, brief_;                    // longer than a period, and not
+  std::vector<std::vector<Shelf>> periods_;  // brief shelves, in order of addition
   std::vector<Shelf> seen_;
 };
 
-/// Largest sum of sizes over the sections of each item.
+/// Per item, the largest load of its sections.
 std::vector<std::int64_t> loads_of(const Problem& problem) {
   // levels[k][s]: the largest load of the sections [s, s + 2^k).
   std::vector<std::vector<std::int64_t>> levels(1);

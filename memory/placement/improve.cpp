@@ -10,7 +10,7 @@
 namespace thimble::memory::packing {
 namespace {
 
-/// Items by time. Brief ones are in the list of each period that they touch, one or two; the others are lasting.
+/// Items by time. A brief item is in the list of each of the one or two periods that it touches; the others are lasting.
 class Calendar {
  public:
   explicit Calendar(const std::vector<Item>& items, std::int32_t sections) : items_(items) {
@@ -53,7 +53,7 @@ class Calendar {
   std::vector<std::vector<std::int32_t>> periods_;
 };
 
-/// A layout below `target` of some of the items. The others wait; each in turn takes the place where it ejects least.
+/// A layout of some of the items, at most `target` high. The others wait to be placed where they eject least.
 class Ejection {
  public:
   Ejection(const Problem& problem, const Layout& start, std::int64_t target)
@@ -86,7 +86,7 @@ class Ejection {
     return layout;
   }
 
-  /// Places the item that waits and costs most.
+  /// Places the waiting item with the highest price.
   void step() {
     const auto next = std::max_element(waiting_.begin(), waiting_.end(), [&](std::int32_t a, std::int32_t b) {
       return prices_[static_cast<std::size_t>(a)] < prices_[static_cast<std::size_t>(b)];
@@ -128,7 +128,7 @@ class Ejection {
     waiting_.push_back(i);
   }
 
-  /// Calls change(list, place) for each list that has item i while it is placed.
+  /// Calls change(list, place) for each list that a placed item i belongs to.
   template <class F>
   void for_each_list(std::int32_t i, F&& change) {
     for (Sorted* const sorted : {&all_, &lasting_}) {
@@ -138,7 +138,7 @@ class Ejection {
     }
   }
 
-  /// Sorts `found`, and adds the places of `sorted` whose items overlap item i in time.
+  /// Sorts `found` and merges the places of `sorted` whose items overlap item i in time.
   void merge(std::int32_t i, const Places& sorted, Places& found) {
     std::sort(found.begin(), found.end());
     merged_.clear();
@@ -152,7 +152,7 @@ class Ejection {
     std::swap(merged_, found);
   }
 
-  /// Of all offsets on or below a neighbour, the lowest of those where the items in the way have the least price.
+  /// The offset, on or below a neighbour, at which the items in the way cost least; the lowest among equals.
   std::int64_t cheapest_offset(std::int32_t i) {
     const Item& item = items_[static_cast<std::size_t>(i)];
     by_offset_.clear();
@@ -169,8 +169,8 @@ class Ejection {
     merge(i, others.by_offset, by_offset_);
     merge(i, others.by_end, by_end_);
     std::int64_t best_offset = nowhere, best_price = std::numeric_limits<std::int64_t>::max();
-    // Sweeps offsets upwards: begun is the price of the items that begin below the end of `item`, ended the price of
-    // items that end at or below its offset.
+    // Sweeps offsets upwards. `begun` is the price of the items that begin below the end of `item`, `ended` the price of
+    // the items that end at or below its offset.
     const auto sweep = [&](const auto& all, auto&& offset_at) {
       std::int64_t begun = 0, ended = 0;
       std::size_t b = 0, e = 0;
@@ -198,18 +198,18 @@ class Ejection {
   const std::vector<Item>& items_;
   std::int64_t target_;
   Calendar calendar_;
-  std::vector<std::int64_t> offsets_;         // by item; nowhere: it waits
-  std::vector<std::int64_t> prices_, rises_;  // by item: of its ejection, and of each further one
+  std::vector<std::int64_t> offsets_;         // by item; `nowhere` while it waits
+  std::vector<std::int64_t> prices_, rises_;  // by item: price of ejecting it, and its rise per ejection
   std::vector<std::int32_t> waiting_;
-  Sorted all_, lasting_;                // that are placed
-  Places by_offset_, by_end_, merged_;  // that overlap the item to be placed
+  Sorted all_, lasting_;                // placed items
+  Places by_offset_, by_end_, merged_;  // placed items that overlap the item to be placed
 };
 
 }  // namespace
 
 Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget) {
   Layout best = start;
-  // First the target, then heights halfway between one that was missed and the best.
+  // Try the target first, then heights halfway between the last one missed and the best.
   constexpr int attempts = 6;
   const std::size_t most_steps = problem.items.size() / 4 + 1;
   std::int64_t missed = target;

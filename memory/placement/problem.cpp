@@ -1,4 +1,4 @@
-// Buffers to connected problems; the budget of a search.
+// Cuts buffers into connected problems; the budget of a search.
 
 #include <thimble/memory/placement/problem.h>
 
@@ -9,7 +9,7 @@
 namespace thimble::memory::packing {
 namespace {
 
-// Compresses the time of the buffers `chosen`, which are connected, to sections.
+// Compresses the time of the connected buffers `chosen` to sections.
 Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> chosen, std::size_t unit) {
   struct Event {
     std::uint64_t time;
@@ -36,7 +36,7 @@ Problem make_problem(std::span<const Buffer> buffers, std::vector<std::size_t> c
     if (a.is_begin != b.is_begin) return b.is_begin;
     return a.item < b.item;
   });
-  // A section ends at the first end after beginnings: there the live set was largest.
+  // A section ends at the first end of a lifetime after a beginning: until there the live set grew.
   std::int64_t live = 0;
   bool has_begun = false;
   for (const Event& event : events) {
@@ -81,7 +81,7 @@ std::vector<Problem> split(std::span<const Buffer> buffers, std::size_t unit) {
 }
 
 Budget::Budget(double seconds, std::uint64_t node_limit) : node_limit_(node_limit) {
-  constexpr double longest = 1e8;  // years; its ticks are far from the clock's range
+  constexpr double longest = 1e8;  // three years: no overflow of the clock
   end_ = Clock::now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, longest)));
 }
@@ -98,7 +98,7 @@ bool Budget::spend(std::uint64_t nodes) noexcept {
 }
 
 void Budget::charge(const Budget& part) noexcept {
-  next_look_ = 0;  // a slow part may have had few nodes
+  next_look_ = 0;  // few nodes may have taken long
   spend(part.nodes());
 }
 

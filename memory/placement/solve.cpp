@@ -1,4 +1,4 @@
-// The stages of a placement one after the other, and the proof of a placement.
+// Runs the stages of a placement, and checks placements.
 
 #include <algorithm>
 #include <bit>
@@ -44,7 +44,7 @@ void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& op
   for (const Buffer& buffer : buffers) {
     check_buffer(buffer);
     const std::size_t alignment = std::max(buffer.alignment, options.unit);
-    // With its alignment: no offset of any order of placing exceeds the sum.
+    // With alignments included, no order of placing makes an offset that exceeds the sum.
     const bool is_small = buffer.bytes < most_bytes / 4 && alignment < most_bytes / 4;
     if (is_small) sum += buffer.bytes + 2 * alignment;
     if (!is_small || sum > most_bytes) {
@@ -67,7 +67,7 @@ struct Part {
   }
 };
 
-/// Asks whether `capacity` can be reached, with a fraction of the budget and at most `most_nodes`, unless that is 0.
+/// Tries to reach `capacity` with a fraction of the budget, and at most `most_nodes` unless that is 0.
 Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t unit, Budget& budget,
               std::uint64_t most_nodes = 0) {
   Layout layout;
@@ -81,8 +81,8 @@ Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t un
   return verdict;
 }
 
-/// Exact stage: first the load, then the target if a capacity set it higher, then heights between, by bisection, then
-/// the target again.
+/// The exact stage: tries the load, then the target if a capacity set it higher, then bisects the heights above it, then
+/// tries the target again.
 void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::size_t unit, Budget& budget) {
   constexpr std::size_t most_items = 20'000;
   constexpr std::uint64_t most_neighbours = 1 << 26;  // 256 MiB of the host
@@ -90,10 +90,10 @@ void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::siz
   if (packing::State::count_neighbours(part.problem) > most_neighbours) return;
   const auto step = static_cast<std::int64_t>(unit);
   const auto goal = [&] { return std::max(target, part.lower_bound); };
-  if (load < target && part.lower_bound < target) {  // often no harder
+  if (load < target && part.lower_bound < target) {  // the load is often no harder
     probe(part, load, 0.1, unit, budget, 16 * part.problem.items.size());
   }
-  std::int64_t doubtful = 0;  // heights below it were tried in vain, though not excluded
+  std::int64_t doubtful = 0;  // heights below it were tried in vain, but are not excluded
   for (double fraction = 0.4; part.best.height > goal() && !budget.is_spent(); fraction = 0.2) {
     const std::int64_t low = std::max(goal(), doubtful);
     if (low >= part.best.height) break;
@@ -104,8 +104,8 @@ void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::siz
   while (part.best.height > goal() && !budget.is_spent()) probe(part, goal(), 1.0, unit, budget);
 }
 
-/// Takes the parts above the target through the later stages, the highest first: it decides how low the others need to
-/// be, since they need not go below its bound.
+/// Takes the parts above the target through the later stages, the highest first: no part needs to be lower than
+/// another's lower bound.
 void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t target, const PlacementOptions& options,
                   Budget& budget) {
   if (options.last_stage == PlacementStage::greedy) return;
@@ -192,7 +192,7 @@ void check_placement(std::span<const Buffer> buffers, std::span<const std::size_
       throw PlanError("placement: " + at(i) + " ends above the height of " + std::to_string(height_bytes) + " bytes");
     }
   }
-  // Sweep through time; live buffers are kept by offset, where only neighbours can overlap first.
+  // Sweep through time. Live buffers are sorted by offset, so the first overlap is between neighbours.
   struct Event {
     std::uint64_t time;
     bool is_begin;

@@ -55,7 +55,7 @@ State::State(const Problem& problem, std::int64_t capacity)
 }
 
 std::uint64_t State::count_neighbours(const Problem& problem) {
-  // Of two that overlap, one begins while the other lives, or both begin together.
+  // Of two overlapping items, one begins while the other lives, or both begin together.
   std::vector<std::uint64_t> begins(static_cast<std::size_t>(problem.sections) + 1, 0);
   for (const Item& item : problem.items) ++begins[static_cast<std::size_t>(item.lower) + 1];
   std::partial_sum(begins.begin(), begins.end(), begins.begin());
@@ -125,12 +125,12 @@ void State::change(std::int32_t i, std::int64_t floor, std::int64_t bound, bool 
   bounds_[static_cast<std::size_t>(i)] = bound;
   node.floor = floor;
   node.is_raised = is_raised;
-  // The floor matters only below a hole that must be reached into.
+  // The floor of a raised item matters: some item must reach into the hole above it.
   node.fingerprint = scramble(static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(bound));
   if (is_raised) node.fingerprint = scramble(node.fingerprint + static_cast<std::uint64_t>(floor) + 1);
 }
 
-/// Whether an open neighbour may still reach into a raised item's hole.
+/// Whether an open neighbour can still reach into the hole below a raised item.
 bool State::has_other_in_hole(std::int32_t i) const noexcept {
   const Node& raised = nodes_[static_cast<std::size_t>(i)];
   const std::int64_t top = raised.floor + item(i).size;
@@ -155,7 +155,7 @@ bool State::place(std::int32_t i) {
     if (s > placed.lower) --crossing_[static_cast<std::size_t>(s)];
   }
   bool is_settled = true;
-  std::int32_t first = placed.lower, end = placed.upper;  // changes overlap the placed item: one range
+  std::int32_t first = placed.lower, end = placed.upper;  // changed items overlap the placed one: a single range
   for (const std::int32_t j : neighbours(i)) {
     const Node& other = nodes_[static_cast<std::size_t>(j)];
     if (other.is_placed) continue;
@@ -186,9 +186,9 @@ bool State::raise(std::int32_t i) {
   return true;
 }
 
-/// Raised items are on an open one, and twins in their order.
+/// Raises bounds: a raised item is on an open one, and twins keep their order.
 bool State::propagate_bounds(std::span<const std::int32_t> items) {
-  constexpr int most_passes = 4;  // two raised items can lift each other for long; an omission only weakens bounds
+  constexpr int most_passes = 4;  // raised items can lift each other for long; stopping early only weakens bounds
   bool has_changed = true;
   for (int pass = 0; has_changed && pass < most_passes; ++pass) {
     has_changed = false;
@@ -217,7 +217,7 @@ bool State::propagate_bounds(std::span<const std::int32_t> items) {
   return true;
 }
 
-/// By bound. They hardly change between two visits, so that insertion is fastest unless there are many.
+/// Sorts by bound. The order hardly changes between visits, so insertion is fastest unless there are many items.
 void State::sort_open_items(std::int32_t s) {
   constexpr std::ptrdiff_t most_inserted = 64;
   std::int32_t* const begin = live_.data() + live_begin_[static_cast<std::size_t>(s)];
@@ -235,7 +235,7 @@ void State::sort_open_items(std::int32_t s) {
   }
 }
 
-/// Stacks the open items from their bounds upwards, as jobs with release times on one machine: no order ends lower.
+/// Stacks the open items in order of their bounds, as jobs with release times on one machine: no order ends lower.
 bool State::fits_in_turn(std::int32_t s) {
   sort_open_items(s);
   std::int64_t end = 0;
@@ -253,7 +253,7 @@ bool State::check_section(std::int32_t s) {
     section.lowest = std::min(section.lowest, bound(i));
     section.candidates += bound(i) <= highest_candidate ? 1 : 0;
   }
-  if (section.candidates == section.open) return true;  // wherever they wait, the rest fits above
+  if (section.candidates == section.open) return true;  // any of them may be lowest, and the rest fits above
   return section.candidates > 0 && fits_in_turn(s);
 }
 
@@ -295,7 +295,7 @@ void State::undo(const Mark& mark) noexcept {
     for (std::int32_t s = placed.lower; s < placed.upper; ++s) {
       Section& section = sections_[static_cast<std::size_t>(s)];
       section.left += placed.size;
-      ++section.open;  // the last removed one is just behind the open ones
+      ++section.open;  // the last placed item is just behind the open ones
       if (s > placed.lower) ++crossing_[static_cast<std::size_t>(s)];
     }
   }

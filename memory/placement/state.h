@@ -1,22 +1,22 @@
 #pragma once
-// The state of an exact search: which items are placed, how low the others can still go, and the consequences. Internal
-// to memory/placement.
+// The state of an exact search: the placed items, and bounds on the others. Internal to memory/placement.
 //
 // Policy
-// - Only settled placements are searched: ones in which no item can be moved to a lower free place. Some optimal one is
-//   settled, since moving items down ends. In a settled placement an item is at 0 or on another's end.
-// - An item is placed only when none that overlaps it in time can go lower. All overlapping items are then above it, so
+// - The search considers only settled placements, in which no item can move to a lower free place. Some optimal
+//   placement is settled: move items down until none can. In a settled placement each item is at 0 or on another's end.
+// - An item is placed only when no open item that overlaps it in time can go lower. These are then all above it, so
 //   placing decides the order of neighbours, and nothing about items far away in time.
-// - The alternative to placing an item at its bound is to raise it: then it is on one that is not placed yet, and some
+// - The alternative to placing an item at its bound is to raise it: it will be on an item that is still open, and some
 //   item must reach into the hole below it, or the placement would not be settled.
-// - Every change is undone in reverse order; nothing is copied.
+// - Changes are undone in reverse order; nothing is copied.
 //
 // Terms
+//   open        not placed yet
 //   floor       of an item: the lowest offset above all placed items that overlap it
-//   bound       of an item: no settled placement below this node has it lower; at least its floor
+//   bound       of an item: a lower bound on its offset in all settled placements from here; at least its floor
 //   raised      decided not to be on its floor
-//   slack       of a section: capacity - lowest bound - bytes still to be placed in it; a negative one is a dead end
-//   twin        an item with the same lifetime, size and alignment; the earlier one is always lower
+//   slack       of a section: capacity - lowest bound - bytes of open items; negative at a dead end
+//   twin        an item with the same lifetime, size and alignment; the earlier twin is always lower
 //
 // Example: A [0, 2) and C [2, 4) of 2 bytes, B [1, 3) of 1 byte, capacity 3. Section 0 has A and B, section 1 has B and
 // C; the slack of both is 3 - 0 - 3 = 0. place(A) puts A at 0 and raises the bound of B to 2; place(C) puts C at 0, and
@@ -36,7 +36,7 @@ class State {
   struct Section {
     std::int64_t left = 0;        // bytes of open items
     std::int64_t lowest = 0;      // least bound of open items
-    std::int32_t candidates = 0;  // open items that may be the lowest: at their bound the rest still fits above
+    std::int32_t candidates = 0;  // open items that may be the lowest: the rest fits above their bound
     std::int32_t open = 0;        // number of open items
   };
 
@@ -44,14 +44,14 @@ class State {
   /// placement would not be settled.
   bool place(std::int32_t item);
 
-  /// Decides that an open item is on one that is not placed. False without such an item.
+  /// Decides that an open item is on another open one. False without such an item.
   bool raise(std::int32_t item);
 
-  /// Draws the conclusions for the open items `items`, and in all changed sections. False at a dead end; then only undo
+  /// Updates the bounds of the open items `items` and checks all changed sections. False at a dead end; then only undo
   /// may follow.
   bool propagate(std::span<const std::int32_t> items);
 
-  /// The amount of changes so far; undo goes back to it.
+  /// The number of changes so far, to which undo returns.
   struct Mark {
     std::size_t items, sections, placed;
   };
@@ -62,7 +62,7 @@ class State {
   const Item& item(std::int32_t i) const noexcept { return items_[static_cast<std::size_t>(i)]; }
   std::int64_t bound(std::int32_t i) const noexcept { return bounds_[static_cast<std::size_t>(i)]; }
   bool is_placed(std::int32_t i) const noexcept { return nodes_[static_cast<std::size_t>(i)].is_placed; }
-  /// A number that represents all relevant facts of an open item.
+  /// A hash of an open item and the decisions about it.
   std::uint64_t fingerprint(std::int32_t i) const noexcept { return nodes_[static_cast<std::size_t>(i)].fingerprint; }
   const Section& section(std::int32_t s) const noexcept { return sections_[static_cast<std::size_t>(s)]; }
   std::int64_t slack(std::int32_t s) const noexcept { return capacity_ - section(s).lowest - section(s).left; }
@@ -79,10 +79,10 @@ class State {
   /// Number of open items that live in section s - 1 and in s.
   std::int32_t crossing(std::int32_t s) const noexcept { return crossing_[static_cast<std::size_t>(s)]; }
 
-  /// The bounds as offsets: for placed items, their offsets.
+  /// The bounds as offsets; a placed item's bound is its offset.
   Layout layout() const;
 
-  /// Pairs of items that overlap, twice: a search's memory grows with it.
+  /// Twice the number of overlapping pairs of items, to which a search's memory is proportional.
   static std::uint64_t count_neighbours(const Problem& problem);
 
  private:
@@ -106,7 +106,7 @@ class State {
 
   std::int64_t capacity_;
   std::vector<Item> items_;
-  std::vector<std::int64_t> bounds_;  // apart from the rest, because sections are read often
+  std::vector<std::int64_t> bounds_;  // separate from nodes_, because it is read most
   std::vector<Node> nodes_;
   std::vector<Section> sections_;
   std::vector<std::int32_t> crossing_;
