@@ -2,12 +2,12 @@
 // Failure injection: one request is refused as if memory had run out.
 //
 // Policy
-// - Exactly one request fails, once: a retry succeeds. So a test can walk through all requests of a step, fail each in
-//   turn, and compare the retried step with one that never failed.
+// - Exactly one request fails, once; a retry succeeds. So a test can fail each request of a step, and compare the
+//   retried step with one that never failed.
 // - The request fails before upstream sees it.
 //
 // Terms
-//   k   number of the request that fails, counted from 1 since construction or arm(); 0 disables it
+//   k   number of the failing request, from 1 since construction or arm(); with 0 none fails
 
 #include <cstdint>
 #include <memory>
@@ -20,7 +20,7 @@ class FailAt final : public Decorator {
  public:
   FailAt(std::shared_ptr<memory::Resource> upstream, std::uint64_t k) : Decorator(std::move(upstream)), k_(k) {}
 
-  /// Counts requests from zero again; the k-th from now fails.
+  /// Restarts the count; the k-th request from now fails.
   void arm(std::uint64_t k);
 
   /// Requests since construction or arm(), including the failed one.

@@ -90,7 +90,7 @@ memory::Block* Ledger::do_allocate(const Request& request) {
   return block;
 }
 
-/// The same refusal with the table of categories.
+/// Rethrows the refusal with the bytes in use by category.
 void Ledger::refuse(const OutOfMemory& error) const {
   OutOfMemory::Facts facts = error.facts();
   facts.in_use_bytes = live_;
@@ -245,7 +245,7 @@ std::string Ledger::summary(std::size_t path_count) const {
   return text;
 }
 
-/// "; in use by category: parameter 1.00 KiB (1024 B), ...": all categories, so that a reader can trust the zeros.
+/// "; in use by category: parameter 1.00 KiB (1024 B), ...": all categories, including empty ones.
 std::string Ledger::category_list() const {
   std::string text = "; in use by category:";
   for (std::size_t i = 0; i < category_count; ++i) {

@@ -1,20 +1,20 @@
 #pragma once
-// The ledger: the holders of bytes, now and at the moment of the peak.
+// The ledger: bytes by category and path, now and at the moment of the peak.
 //
 // Policy
-// - Books requested bytes by category and by (path, category), under the lock of its stack, so that the books and the
-//   arena below agree at every instant.
+// - Counts requested bytes by category and by (path, category), under the lock of its stack, so that it agrees with the
+//   arena below at every instant.
 // - The picture at the peak is exact and costs nothing to keep: a cell remembers its value at the last peak only when
 //   it is about to change after it (copy on write, by the peak's serial number). Sums over cells are computed on
 //   request.
-// - The peak is the first moment that reaches the largest live sum. A relabel moves bytes between rows, never the peak.
-// - In a steady state it allocates nothing: a row is made when a path is first seen.
-// - An OutOfMemory from below passes with the table of categories added; its facts are the ledger's.
+// - The peak is the first moment that reaches the largest live sum. A relabel never moves the peak.
+// - In a steady state it allocates nothing: a path gets its row on first use.
+// - An OutOfMemory from below gains the bytes in use by category; its in-use and peak bytes become the ledger's.
 //
 // Terms
-//   live          bytes requested and not yet given back
+//   live          requested and not yet given back
 //   peak          largest live sum since construction or reset_peak()
-//   path prefix   "gpt.h.3" takes gpt.h.3 and all below it (gpt.h.3.mlp), not gpt.h.30; "" takes everything
+//   path prefix   "gpt.h.3" matches gpt.h.3 and all below it (gpt.h.3.mlp), not gpt.h.30; "" matches everything
 
 #include <array>
 #include <cstddef>
@@ -33,7 +33,7 @@ class OutOfMemory;
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
 
-/// Throws as upstream does; an OutOfMemory gains the bytes in use by category.
+/// allocate throws as upstream does, and OutOfMemory when the host has no memory for a new path's row.
 class Ledger final : public Decorator {
  public:
   explicit Ledger(std::shared_ptr<memory::Resource> upstream);
@@ -41,26 +41,26 @@ class Ledger final : public Decorator {
   memory::Block* allocate(const Request& request) override;
   void deallocate(memory::Block* block, Stream stream) noexcept override;
 
-  /// Live bytes: all, of a category, at and below a path, and both.
+  /// Live bytes: in all, of a category, at and below a path, and both.
   std::size_t bytes() const;
   std::size_t bytes(Category category) const;
   std::size_t bytes_by_path(std::string_view prefix) const;
   std::size_t bytes(Category category, std::string_view prefix) const;
   CategoryBytes bytes_by_category() const;
 
-  /// Largest live sum, and its composition at that moment.
+  /// Largest live sum, and its composition.
   std::size_t max_allocated() const;
   CategoryBytes peak_by_category() const;
   std::size_t peak_bytes_by_path(std::string_view prefix) const;
   std::size_t peak_bytes(Category category, std::string_view prefix) const;
 
-  /// Largest live bytes of one category, at its own moment.
+  /// Largest live bytes of one category, not necessarily at the peak.
   std::size_t max_allocated(Category category) const;
 
-  /// The present becomes the peak.
+  /// Makes the current bytes the peak.
   void reset_peak();
 
-  /// One row per path that holds bytes now or held some at the peak, in order of path ids.
+  /// One row per path with bytes now or at the peak, in order of path ids.
   struct PathRow {
     PathId path;
     CategoryBytes now;
@@ -68,7 +68,7 @@ class Ledger final : public Decorator {
   };
   std::vector<PathRow> paths() const;
 
-  /// A table: every category now and at the peak, then the `path_count` paths with most bytes at the peak.
+  /// A table: every category now and at the peak, then the `path_count` paths with the most bytes at the peak.
   std::string summary(std::size_t path_count = 10) const;
 
  private:
@@ -78,8 +78,8 @@ class Ledger final : public Decorator {
 
   struct Cell {
     std::size_t live = 0;
-    std::size_t at_peak = 0;        // valid when the cell has changed since the peak; else live is
-    std::uint64_t peak_serial = 0;  // of the last peak before the last change
+    std::size_t at_peak = 0;        // if the cell has changed since the peak, else live
+    std::uint64_t peak_serial = 0;  // serial number of the peak before the last change
   };
   using Row = std::array<Cell, category_count>;
 

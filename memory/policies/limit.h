@@ -2,12 +2,11 @@
 // A limit on live bytes.
 //
 // Policy
-// - A request that would bring the live requested bytes above the limit is refused with OutOfMemory; nothing changes
-//   and upstream is not called.
+// - A request that would take the live requested bytes above the limit throws OutOfMemory without a call of upstream.
 // - It is below the ledger, so that the refusal carries the table of categories.
 //
 // Terms
-//   limit   largest sum of live requested bytes; the arena's rounding and holes do not count
+//   limit   most live requested bytes; the arena's rounding and holes do not count
 
 #include <cstddef>
 #include <memory>

@@ -18,8 +18,8 @@ namespace {
                    "; the events are no stretch of a trace");
 }
 
-/// Whether two plans place the same blocks, allocated and freed in the same order: unplaced blocks (state that a first
-/// step makes) may be anywhere between.
+/// Whether two plans place the same blocks, allocated and freed in the same order. Unplaced blocks between them (state
+/// that a first step makes) may differ.
 bool places_alike(const StepPlacement& a, const StepPlacement& b) {
   const auto next = [](const std::vector<StepPlacement::Event>& events, std::size_t at) {
     while (at < events.size() && events[at].block == StepPlacement::not_placed) ++at;
@@ -42,7 +42,7 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
     bool is_over;
   };
   StepPlacement plan;
-  std::unordered_map<std::uint64_t, Life> lives;  // of blocks that are allocated here
+  std::unordered_map<std::uint64_t, Life> lives;  // of blocks that the step allocates
   struct Free {
     std::size_t at, lower;
   };
@@ -56,14 +56,14 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
       plan.events.push_back({event.bytes, event.alignment, StepPlacement::not_placed, event.category, event.path});
     } else if (event.action == memory::Trace::Action::free) {
       const auto found = lives.find(event.block);
-      if (found == lives.end()) continue;  // lived before the step
+      if (found == lives.end()) continue;  // allocated before the step
       if (found->second.is_over) refuse_events(at, event.block, "frees again");
       found->second.is_over = true;
       frees.push_back({plan.events.size(), found->second.lower});
       plan.events.push_back({});
     }
   }
-  // In order of their allocation, so that an index does not depend on the order of frees.
+  // Number blocks in order of allocation, so that an index does not depend on the order of frees.
   std::sort(frees.begin(), frees.end(), [](const Free& a, const Free& b) { return a.lower < b.lower; });
   for (const Free& free : frees) {
     const auto block = static_cast<std::uint32_t>(plan.buffers.size());
@@ -196,7 +196,7 @@ void PlacedArena::deallocate(memory::Block* block, Stream stream) noexcept {
   do_deallocate(block, stream);
 }
 
-/// The block of the next event, if that is this request and placed; else null, and nothing changes.
+/// The block of the next event if that is this request and placed; else null, with nothing changed.
 memory::Block* PlacedArena::take_planned(const Request& request) noexcept {
   const Event& planned = *next_;
   if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
@@ -216,7 +216,7 @@ memory::Block* PlacedArena::do_allocate(const Request& request) {
   return allocate_unplaced(request);
 }
 
-/// A request that the plan does not place, or that is not the planned one.
+/// Serves a request that the plan does not place, or that deviates from it.
 memory::Block* PlacedArena::allocate_unplaced(const Request& request) {
   if (!is_in_replay_) {
     refuse_in_strict();
@@ -227,13 +227,13 @@ memory::Block* PlacedArena::allocate_unplaced(const Request& request) {
     refuse_in_strict();
     return allocate_dynamically(request);
   }
-  memory::Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
+  memory::Block* const block = allocate_dynamically(request);  // may throw, so advance afterwards
   ++next_;
   return block;
 }
 
 void PlacedArena::do_deallocate(memory::Block* block, Stream stream) noexcept {
-  // A live block is the next event's only where that is its free: the plan allocates a handle once.
+  // If the next event has the handle of a live block, it is its free: a plan allocates each handle once.
   if (next_->handle == block) {
     ++next_;
   } else if (!is_placed(block)) {

@@ -1,5 +1,5 @@
 #pragma once
-// From a trace to a placement: the requests of a training step in order, and the offsets of its blocks.
+// Makes a placement of a training step's blocks from a trace.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,57 +29,54 @@ struct StepPlacement {
     friend bool operator==(const Event&, const Event&) = default;
   };
   std::vector<Event> events;
-  std::vector<memory::Buffer> buffers;  ///< the placed blocks; lifetimes are indices into `events`
+  std::vector<memory::Buffer> buffers;  ///< the placed blocks, with lifetimes as indices into `events`
   memory::Placement placement;          ///< of `buffers`
 };
 
-/// Of all these.
 inline std::size_t event_count(const std::vector<StepPlacement>& plans) {
   std::size_t count = 0;
   for (const StepPlacement& plan : plans) count += plan.events.size();
   return count;
 }
 
-/// Places the blocks that are both allocated and freed in a step with these events, a section of a trace. Relabels are
-/// left out. Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does. If
-/// `like` is given and places the same blocks in the same order of allocations and frees, its placement is reused
-/// without a search.
+/// Places the blocks that are both allocated and freed in `events`, a step's section of a trace. Ignores relabels.
+/// Reuses the placement of `like`, without a search, if it allocates and frees the same blocks in the same order. Throws
+/// ValueError for inconsistent events (a block allocated or freed twice), and as `place` does.
 StepPlacement make_step_placement(std::span<const memory::Trace::Event> events,
                                   const memory::PlacementOptions& options = {}, const StepPlacement* like = nullptr);
 
 // ---- The placed arena: replays a training step at planned offsets.
 //
 // Policy
-// - It is directly above the arena and holds one block of it, the region, as high as its plans. A block that the plan
-//   places is a range of the region: an allocation compares the request with the plan's next event, and takes the
-//   planned offset.
-// - Frees are events too. As long as every event is the planned one, exactly the planned blocks live, so no two of them
-//   overlap. From the first other event, and outside steps, requests go to the arena until the next step begins: slower
-//   and higher, never wrong. Every such step is counted.
-// - Blocks that live before or after the step are not placed; their frees are no events.
+// - It is directly above the arena and holds one block of it, the region, as high as its plans. Placed blocks are ranges
+//   of the region: an allocation compares the request with the plan's next event and takes the planned offset.
+// - Frees are events too. As long as every event is as planned, exactly the planned blocks live, so no two of them
+//   overlap. From the first deviation to the next step, and outside steps, requests go to the arena: slower and higher,
+//   never wrong. Steps that deviate are counted.
+// - Blocks that live before or after the step are not placed, and their frees are not events.
 // - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
 // - Handles are stable. The region is pinned while it is held: the arena's compaction slides other blocks around it.
-// - Outside a replay the region is given back to the arena before a request is refused for want of memory; the next
-//   step takes it again.
+// - Outside a replay, a request that the arena refuses first makes the region go back to the arena. The next step takes
+//   it again.
 //
 // Terms
-//   region      the arena's block that holds all placed blocks; as high as the highest plan
+//   region      the arena's block for all placed blocks, as high as the highest plan
 //   replay      from begin_step to end_step or the first deviation
-//   deviation   an event that is not the planned one, or a step that ends before its plan; at most one per step
-//   strict      a step that leaves its plan is an error instead
+//   deviation   an event other than the planned one, or a step that ends before its plan; at most one per step
+//   strict      a step that leaves its plan is an error
 
-/// A step's first deviation: the plan's next event, and the step's.
+/// A step's deviation: the plan's event, and the step's.
 struct PlanDeviation {
   enum class Event : std::uint8_t { allocation, free, end };
   struct Side {
     Event event = Event::end;
     std::size_t bytes = 0;
-    Category category = Category::temporary;  ///< of the block, as requested
-    PathId path = 0;                          ///< the same
+    Category category = Category::temporary;  ///< of the block
+    PathId path = 0;                          ///< of the block
     friend bool operator==(const Side&, const Side&) = default;
   };
-  std::uint64_t step = 0;  ///< from 0, of all begun steps
-  std::size_t event = 0;   ///< index in its plan
+  std::uint64_t step = 0;  ///< from 0, over all begun steps
+  std::size_t event = 0;   ///< index in the plan
   Side planned, done;
   friend bool operator==(const PlanDeviation&, const PlanDeviation&) = default;
 };
@@ -91,22 +88,21 @@ class PlacedArena final : public Decorator {
  public:
   struct Statistics {
     std::uint64_t steps = 0;          ///< begun
-    std::uint64_t dynamic_steps = 0;  ///< of these, begun while blocks in the region lived: not replayed
-    std::uint64_t deviations = 0;     ///< of these, replayed until an event was not the planned one
-    std::size_t last_deviation = 0;   ///< the last deviation's event, an index in its plan
-    std::size_t region_bytes = 0;     ///< height of the plans, and of the arena's block while it is held
+    std::uint64_t dynamic_steps = 0;  ///< steps not replayed, because blocks lived in the region when they began
+    std::uint64_t deviations = 0;     ///< steps replayed up to a deviation
+    std::size_t last_deviation = 0;   ///< event of the last deviation, an index in its plan
+    std::size_t region_bytes = 0;     ///< height of the plans, held or not
     std::size_t live_blocks = 0;      ///< in the region
     bool is_region_held = false;
-    std::optional<PlanDeviation> first_deviation;  ///< nullopt while every replayed step kept its plan
-    /// The peak of the bytes that steps requested from the arena after leaving their plans, less the bytes they gave
-    /// back.
+    std::optional<PlanDeviation> first_deviation;  ///< nullopt while every replayed step has kept its plan
+    /// Peak of the live bytes that steps took from the arena after leaving their plans.
     std::size_t bytes_above_plan = 0;
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
 
-  /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans, or for an inconsistent
-  /// one (an event without its block, offsets that overlap).
+  /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans or for an event that does
+  /// not fit its block, and as memory::check_placement does.
   PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans);
   ~PlacedArena() override;
   PlacedArena(const PlacedArena&) = delete;
@@ -115,21 +111,21 @@ class PlacedArena final : public Decorator {
   memory::Block* allocate(const Request& request) override;
   void deallocate(memory::Block* block, Stream stream) noexcept override;
 
-  /// Begins a step, ending an unfinished one. Replays the plan of that index (the last plan where there are fewer),
-  /// which defaults to the step's number. Takes the region unless it is held; on OutOfMemory nothing has changed.
+  /// Ends an unfinished step and begins one that replays the plan of that index, or the last plan. The index defaults to
+  /// the step's number. Takes the region unless it is held; on OutOfMemory no step has begun.
   void begin_step();
   void begin_step(std::size_t plan);
 
-  /// From now on a step that leaves its plan is an error: the first request that is not the planned one, and all after
-  /// it, throw PlanError, and so does a step that begins while blocks of the step before live in the region.
-  /// require_kept() finds deviations without a request (a block freed elsewhere, a step that is too short).
+  /// Makes it an error to leave the plan: from the first deviation on, requests of the step throw PlanError, and so does
+  /// begin_step while blocks of the step before live in the region. Only require_kept() reports a deviating free or a
+  /// step that is too short.
   void set_strict(bool is_strict);
-  /// Called after a step. Throws PlanError when it left its plan and that is an error.
+  /// Throws PlanError if strict and the last step left its plan.
   void require_kept() const;
 
   /// Replays these plans from the next step on, as if constructed with them; the count of steps continues. Throws
-  /// PlanError during a step, or while a block lives in the region or a Hold exists, ValueError as the constructor
-  /// does; nothing has changed then.
+  /// PlanError during a replay, while a block lives in the region, or while a Hold exists, and as the constructor does;
+  /// nothing has changed then.
   void set_plans(const std::vector<StepPlacement>& plans);
 
   /// Ends the step; does nothing without one.
@@ -138,21 +134,21 @@ class PlacedArena final : public Decorator {
   /// Whether a step has begun and not ended, replayed or not.
   bool is_in_step() const;
 
-  /// Gives the region back to the arena unless a block lives in it, a Hold exists or a plan is being replayed. Returns
-  /// its bytes, 0 if it stays.
+  /// Gives the region back to the arena unless a block lives in it, a Hold exists, or a plan is being replayed. Returns
+  /// its bytes, or 0 if it stays.
   std::size_t release_region() noexcept;
 
   Statistics statistics() const;
 
-  /// Whether the current step has kept its plan so far: placed blocks then take nothing from the arena.
+  /// Whether the current step has kept its plan so far.
   bool is_replaying() const;
 
   /// The placed arena that `resource` is or contains; null without one.
   static const PlacedArena* find(const memory::Resource& resource) noexcept;
   static PlacedArena* find(memory::Resource& resource) noexcept;
 
-  /// While one lives the region stays, and no block of the arena below moves: the addresses of a step stay valid
-  /// (nn/step/captured_step.h). Takes the region: throws OutOfMemory.
+  /// Takes the region, or throws OutOfMemory. While a Hold lives the region stays and no block of the arena moves, so a
+  /// step's addresses stay valid (nn/step/captured_step.h).
   class Hold {
    public:
     explicit Hold(PlacedArena& placed);
@@ -165,7 +161,7 @@ class PlacedArena final : public Decorator {
     std::unique_ptr<Arena::Freeze> freeze_;  // null without an arena
   };
 
-  /// A step as a scope: ended when it is left, also by an exception.
+  /// A step as a scope.
   class Step {
    public:
     explicit Step(PlacedArena& placed) : placed_(placed) { placed_.begin_step(); }
@@ -186,15 +182,15 @@ class PlacedArena final : public Decorator {
   struct Handle : memory::Block {
     std::size_t offset = 0;  // in the region
   };
-  /// A plan's event, ready to be compared. After the last of a plan comes one that equals no request.
+  /// A plan's event in comparable form. A plan ends in an event that equals no request.
   struct Event {
     std::size_t bytes;        // 0 for a free
     Handle* handle;           // null if not placed
     std::uint32_t alignment;  // of an allocation
-    std::uint32_t live;       // placed blocks before it: a replay counts nothing
+    std::uint32_t live;       // number of placed blocks before it, so that a replay need not count
   };
   static constexpr Event no_event{0, nullptr, 0, 0};
-  /// Plans ready for replay. Handles do not move while a block lives, because others hold their addresses.
+  /// Plans ready for replay. Handles must not move while a block lives: callers hold their addresses.
   struct Plans {
     std::vector<Handle> handles;  // of all plans
     std::vector<std::vector<Event>> events;
@@ -231,11 +227,11 @@ class PlacedArena final : public Decorator {
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;
   std::size_t live_ = 0;  // blocks in the region, outside a replay
-  int holds_ = 0;         // alive
+  int holds_ = 0;         // live ones
   bool is_strict_ = false;
   std::size_t current_ = 0;                      // plan of the step
   bool has_left_ = false;                        // whether the step has left its plan
-  std::int64_t outside_bytes_ = 0;               // requested since then, less the bytes given back
+  std::int64_t outside_bytes_ = 0;               // requested from the arena since then, less bytes given back
   std::optional<PlanDeviation> last_deviation_;  // for require_kept()
   Statistics counts_;
 };

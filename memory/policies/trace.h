@@ -5,13 +5,12 @@
 // - Events are recorded under the lock of the stack, so their order is the arena's.
 // - Block ids count allocations from 0, so the traces of a dry and a real run can be compared event by event.
 // - Only successful requests are recorded.
-// - restart() starts again: blocks that live at that moment come first, as allocations, so that the trace of one step
-//   is complete.
+// - After restart() the trace begins with allocations of the live blocks, so that the trace of one step is complete.
 //
 // Terms
 //   event      one allocate, free or relabel; its index is its time
-//   lifetime   [lower, upper): from the event that allocated a block to the one that freed it, or the end of the trace
-//   load       largest sum of live bytes over time: the lower bound of any placement
+//   lifetime   [lower, upper): from a block's allocation to its free, or to the end of the trace
+//   load       largest sum of live bytes over time, a lower bound of any placement
 
 #include <cstddef>
 #include <cstdint>
@@ -49,16 +48,16 @@ class Trace final : public Decorator {
 
   explicit Trace(std::shared_ptr<Resource> upstream);
 
-  /// Forgets all events and begins with the blocks that live now, oldest first, numbered from 0.
+  /// Discards all events and begins with the live blocks, oldest first, numbered from 0.
   void restart();
 
-  /// A copy of the events so far. Throws OutOfMemory when the host had no memory for one of them.
+  /// A copy of the events so far. Throws OutOfMemory if the host had no memory to record one.
   std::vector<Event> events() const;
 
   /// Number of events so far: the next one's index in events().
   std::size_t event_count() const;
 
-  /// True when both have seen the same events; paths, categories and block ids included.
+  /// Compares all events, including paths, categories and block ids.
   friend bool operator==(const Trace& a, const Trace& b) { return a.events() == b.events(); }
 
  private:
@@ -85,10 +84,10 @@ std::vector<Trace::Lifetime> lifetimes(const std::vector<Trace::Event>& events);
 /// Live bytes by category after every event.
 std::vector<CategoryBytes> timeline(const std::vector<Trace::Event>& events);
 
-/// Index of the first event after which live bytes are largest; 0 for no events.
+/// Index of the first event after which live bytes are largest; 0 without events.
 std::size_t peak_index(const std::vector<Trace::Event>& events);
 
-/// The lifetimes in the form of public packing benchmarks: a header `id,lower,upper,size`, then a line per block.
+/// The lifetimes as in public packing benchmarks: a header `id,lower,upper,size`, then a line per block.
 std::string to_csv(const std::vector<Trace::Event>& events);
 
 }  // namespace thimble::memory
