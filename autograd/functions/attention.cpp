@@ -16,15 +16,15 @@ namespace thimble {
 
 namespace {
 
-// (B, S, G, D) -> (B, S, G times, D), each head repeated `times` times in a row: a copy unless `times` is 1.
+// (B, S, G, D) -> (B, S, G times, D): repeats each head, a copy unless `times` is 1.
 Tensor repeat_heads(const Tensor& x, std::int64_t times) {
   if (times == 1) return x;
   const std::int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), width = x.size(3);
   const Tensor repeated = expand(unsqueeze(x, 3), {batch, length, heads, times, width});
-  return dense(reshape(repeated, {batch, length, heads * times, width}));  // a single head would be a view
+  return dense(reshape(repeated, {batch, length, heads * times, width}));  // reshape of a single head is a view
 }
 
-// In evaluation nothing is dropped; the operator refuses a probability out of range.
+// Evaluation drops nothing. The operator still gets and refuses a probability out of range.
 double dropped(double p) { return p > 0 && p < 1 && is_evaluating() ? 0 : p; }
 
 }  // namespace

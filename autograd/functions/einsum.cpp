@@ -1,4 +1,4 @@
-// Sums of products by names of axes, composed of permutations, sums and one matmul for each further operand.
+// Sums of products by axis names, composed of permutations, sums, and a matmul for each operand after the first.
 
 #include <algorithm>
 #include <iterator>
@@ -16,7 +16,7 @@
 namespace thimble {
 namespace {
 
-/// A tensor whose axes have names, each once.
+/// A tensor whose axes have distinct names.
 struct Term {
   Tensor t;
   std::string axes;
@@ -55,7 +55,7 @@ std::int64_t size_of_axes(const Term& term, const std::string& axes) {
   return size;
 }
 
-/// The product of two, over the shared axes that are not in `kept`: (batch, rows, inner) x (batch, inner, columns).
+/// Multiplies two terms and sums over the shared axes not in `kept`: (batch, rows, inner) x (batch, inner, columns).
 Term product(const Term& left, const Term& right, const std::string& kept) {
   const Term a = summed(left, right.axes + kept), b = summed(right, left.axes + kept);
   const std::string batch = axes_where(a.axes, [&](char c) { return has_axis(b.axes, c) && has_axis(kept, c); });
@@ -103,7 +103,7 @@ Tensor einsum(std::string_view equation, std::span<const Tensor> operands) {
         refuse_equation(equation, std::string(1, c) + " is twice in " + axes);
     }
   };
-  std::string known;  // the names, with the sizes of their axes
+  std::string known;  // names with sizes in size_list
   std::vector<std::int64_t> size_list;
   for (std::size_t i = 0; i < terms.size(); ++i) {
     Term& term = terms[i];

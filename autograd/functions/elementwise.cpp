@@ -98,7 +98,7 @@ Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, in
                      std::to_string(zero) + "; expected low <= zero <= high within +-2^20");
   }
   require_defined("fake_quantize", scale, "second");
-  const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // a dry device takes its bytes, too
+  const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // allocated on a dry device too
   if (!scale.device().is_dry) {
     for (const double s : to_host<double>(wide)) {
       if (!(std::isfinite(s) && s > 0)) {
@@ -126,14 +126,14 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
 
 namespace {
 
-// `outside` of (column, row + diagonal) gives the mask of zeroed elements.
+// Zeroes the elements where outside(column, row + diagonal) is true.
 Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
                 Tensor (*outside)(const Tensor&, const Tensor&)) {
   if (x.rank() < 2) throw ShapeError(std::string(name) + ": " + describe(x) + " has no rows and columns");
   Tensor mask;
   {
     const NoGrad off;
-    diagonal = std::clamp(diagonal, -x.size(-2), x.size(-1));  // beyond them it hides all, or nothing
+    diagonal = std::clamp(diagonal, -x.size(-2), x.size(-1));  // beyond these all or no elements are zeroed
     const Tensor rows = view::unsqueeze(arange(x.size(-2), DType::i64, x.device()), 1);  // (R, 1)
     mask = outside(arange(x.size(-1), DType::i64, x.device()), add(rows, static_cast<double>(diagonal)));
   }
@@ -155,12 +155,12 @@ Tensor greater_equal(const Tensor& a, const Tensor& b) { return both<ops::Greate
 
 namespace {
 
-// The operator refuses a probability out of range, in evaluation too.
+// True for a probability out of range, which the operator refuses even in evaluation.
 bool drops(double p) { return p != 0 && !(is_evaluating() && p > 0 && p < 1); }
 
 }  // namespace
 
-// Without dropping the operator is skipped, but its site is taken: later calls' numbers do not depend on it.
+// Takes a site even if the operator is skipped, so that later calls draw the same numbers.
 Tensor dropout(const Tensor& x, double p) {
   require_defined("dropout", x, "first");
   const RandomSite site = next_random_site();

@@ -1,8 +1,8 @@
 #pragma once
-// Elementwise functions. The operators in core/kernels/functors/unary.h and core/kernels/functors/binary.h have the
-// formulas and the tensors kept for backward. Binary ones broadcast (NumPy's rules); operands share a dtype and a
-// device. A number beside a tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError, `cast(arange(4),
-// DType::f32) * 0.5` is not. Throw ShapeError, DTypeError, DeviceError.
+// Elementwise functions. core/kernels/functors/unary.h and core/kernels/functors/binary.h have the formulas and the
+// tensors kept for backward. Binary functions broadcast (NumPy's rules); operands share a dtype and a device. A tensor
+// of integers combines only with integers: `arange(4) * 0.5` is a DTypeError, `cast(arange(4), DType::f32) * 0.5` is
+// not. Throw ShapeError, DTypeError, DeviceError.
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/tensor.h>
@@ -46,15 +46,15 @@ Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 /// silu(gate) up, as one operator: keeps only its operands.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
-/// x after a round trip through 8-bit codes (core/kernels/functors/unary.h): `scale` broadcasts against x, and
-/// takes no gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can
-/// be read) are finite and above 0.
+/// x after a round trip through integer codes (core/kernels/functors/unary.h): `scale` broadcasts against x and gets no
+/// gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (unless on a dry device)
+/// are finite and above 0.
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);
 /// condition ? a : b; the condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 /// `value` where the mask (bool, broadcast) is true, else x.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
-/// Of the last two axes (R, C): x where column <= row + diagonal (tril), column >= row + diagonal (triu), else 0.
+/// x where column <= row + diagonal (tril) or column >= row + diagonal (triu) in the last two axes (R, C), else 0.
 Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
 Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
 
@@ -79,13 +79,13 @@ inline Tensor operator*(double value, const Tensor& a) { return mul(a, value); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
 // ---- Dropout. Draws the mask from the current generator (core/tensor/context.h) at the next site of the current
-// module path. In evaluation (core/tensor/context.h) both functions give x itself and still take the site.
+// module path. In evaluation (core/tensor/context.h) both functions return x itself, and still take the site.
 
-/// x with each element dropped with probability p, the others scaled by 1 / (1 - p). Samples are along axis 0. Keeps
-/// nothing: backward draws the mask again. p = 0 gives x itself. Throws ValueError for p outside [0, 1), DTypeError.
+/// Drops each element of x with probability p and scales the others by 1 / (1 - p). Samples are along axis 0. Keeps
+/// nothing: backward draws the mask again. p = 0 returns x itself. Throws ValueError for p outside [0, 1), DTypeError.
 Tensor dropout(const Tensor& x, double p);
 
-/// The same values, but it keeps the mask, one byte per element: for comparison.
+/// dropout that keeps the mask, one byte per element, for comparison.
 Tensor dropout_textbook(const Tensor& x, double p);
 
 }  // namespace thimble

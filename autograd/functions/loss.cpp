@@ -87,7 +87,7 @@ Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsi
   const auto whole = [&](const Tensor& t) { return t.shape() == shape ? t : expand(t, shape); };
   const Tensor x = whole(a), y = whole(b);
   const AxisMask along = axis_mask("cosine_similarity", std::array{axis}, shape.rank());
-  const auto length = [&](const Tensor& t) {  // in f64, where squares and the product of two are in range
+  const auto length = [&](const Tensor& t) {  // in f64, which holds squares and their product
     return sqrt(clamp(apply(ops::DotProduct{along}, t, t), epsilon * epsilon, HUGE_VAL));
   };
   return cast(apply(ops::DotProduct{along}, x, y) / (length(x) * length(y)), a.dtype());
@@ -103,7 +103,7 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
     throw ValueError("cosine_embedding_loss: margin " + std::to_string(margin) + ", expected a finite number");
   }
   if (targets.device().is_cpu()) {
-    const Tensor wide = to_dtype(contiguous(targets.detach()), DType::f64);  // a dry device takes its bytes, too
+    const Tensor wide = to_dtype(contiguous(targets.detach()), DType::f64);  // allocated on a dry device too
     const std::vector<double> of = wide.device().is_dry ? std::vector<double>() : to_host<double>(wide);
     const auto other = std::find_if(of.begin(), of.end(), [](double t) { return t != 1 && t != -1; });
     if (other != of.end()) {

@@ -1,6 +1,5 @@
 #pragma once
-// Losses. The operators in core/ops/reduction/loss.h have the formulas and the tensors kept for backward. A loss is f32
-// (f64 for f64).
+// Losses. core/ops/reduction/loss.h has the formulas and the tensors kept for backward. A loss is f32 (f64 for f64).
 
 #include <thimble/core/ops/reduction/loss.h>
 
@@ -16,30 +15,32 @@ struct CrossEntropyOptions {
 };
 
 /// Cross entropy of logits (..., C) and class numbers (...) in i32 or i64. Keeps the logits by reference and one number
-/// per row; log-probabilities are never stored. The mean is over the rows that are not ignored: NaN when all are.
-/// Throws ShapeError, DTypeError, DeviceError, ValueError (label smoothing; on a CPU: a target that is no class, naming
-/// its row).
+/// per row; log-probabilities are never stored. The mean is over the rows that count: NaN when none does. Throws
+/// ShapeError, DTypeError, DeviceError, ValueError (label smoothing; on a CPU, a target that is no class, naming its
+/// row).
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 /// cross_entropy(linear(x, weight, bias), targets) without the logits: x (N, C), weight (V, C), targets (N), bias (V)
-/// or undefined. Rows are taken in chunks, and forward computes the gradients: it keeps the needed ones of x (N, C),
-/// weight (V, C) and bias (core/ops/matmul/chunked.h, with the bits that are equal). Reduction: mean or
-/// sum. Throws ShapeError, DTypeError, DeviceError, ValueError.
+/// or undefined; the reduction is mean or sum. Forward takes rows in chunks, and computes and keeps the gradients of x,
+/// weight and bias that are needed. core/ops/matmul/chunked.h says which bits equal the composition's. Throws
+/// ShapeError, DTypeError, DeviceError, ValueError.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const CrossEntropyOptions& options = {}, const Tensor& bias = {});
 
-/// The textbook form, nll(log_softmax(logits)), which keeps the log-probabilities (..., C): for comparison.
+/// nll(log_softmax(logits)), which keeps the log-probabilities (..., C), for comparison.
 Tensor cross_entropy_textbook(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 /// Negative log-likelihood of log-probabilities (..., C). Keeps only the targets.
 Tensor nll(const Tensor& log_probabilities, const Tensor& targets, const CrossEntropyOptions& options = {});
 
-/// (x - target)^2, reduced over all elements (`none`: not reduced, in x's dtype). Both may take a gradient, both are
+/// (x - target)^2, reduced over all elements, or unreduced in x's dtype. Both operands may need gradients, and both are
 /// kept by reference. Throws ShapeError unless the shapes are equal, DTypeError, DeviceError.
 Tensor mse_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
 
-// The same of |x - target|, of Huber's loss, and of two that keep fewer operands:
-// core/kernels/functors/reduction_functors.h has the formulas. Their operands have one shape; both may take a gradient.
+// The losses below are reduced in the same way; core/kernels/functors/reduction_functors.h has the formulas. Operands
+// have one shape, and both may need gradients.
+
+/// |x - target|.
 Tensor l1_loss(const Tensor& x, const Tensor& target, LossReduction reduction = LossReduction::mean);
 /// d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2). Throws ValueError unless delta > 0.
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,
@@ -48,16 +49,16 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1,
 /// in [0, 1]. Throws ValueError unless w is finite and at least 0.
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double positive_weight = 1,
                        LossReduction reduction = LossReduction::mean);
-/// t (log t - x) of log-probabilities x and targets t, or e^t (t - x) where the targets are logarithms too. The mean is
-/// over all elements, as PyTorch's; a divergence of each sample is the sum divided by their number.
+/// t (log t - x) of log-probabilities x and targets t, or e^t (t - x) if the targets are logarithms too. The mean is
+/// over all elements, as PyTorch's; for the mean over samples divide the sum by their number.
 Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduction reduction = LossReduction::mean,
               bool is_log_target = false);
 
-/// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a and b, and a
-/// few numbers of each result. Sums are in f64: no f32 is too large or too small. Throws ValueError for epsilon < 0.
+/// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a, b, and a few
+/// numbers per result. Sums are in f64, so no f32 overflows or vanishes. Throws ValueError for epsilon < 0.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
-/// 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1, of a and b (N, C). Composed.
-/// Throws ShapeError, ValueError for a margin that is not finite and, on a CPU, for other targets.
+/// Of a and b (N, C): 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1. Composed. Throws
+/// ShapeError, and ValueError for a margin that is not finite and, on a CPU, for other targets.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,
                              LossReduction reduction = LossReduction::mean);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Matrix products and convolutions. The operators and their kept tensors are in core/ops/matmul/matmul.h,
-// core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/conv.h.
+// Matrix products and convolutions. core/ops/matmul/matmul.h, core/ops/matmul/lora_linear.h and core/ops/conv/conv.h
+// have the operators and their kept tensors.
 
 #include <initializer_list>
 #include <span>
@@ -12,17 +12,17 @@
 
 namespace thimble {
 
-/// (..., M, K) x (..., K, N) -> (..., M, N); leading axes broadcast; permuted operands need no copy.
+/// (..., M, K) x (..., K, N) -> (..., M, N). Leading axes broadcast, and permuted operands need no copy.
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// alpha op(a) op(b).
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, double alpha = 1);
-/// Sums of products by names of axes: `einsum("bij,bjk->bik", {a, b})`. A letter that the result lacks is summed over;
-/// without "->" the result has the letters that occur once, sorted. Composed, from the left: axes that only one operand
-/// has is summed first, then two operands are one matmul, of views where their layout allows. Throws ShapeError, and
+/// Sums of products by axis names: `einsum("bij,bjk->bik", {a, b})`. Axes that the result lacks are summed; without "->"
+/// the result has the letters that occur once, sorted. Composed, from the left: first sums axes that only one operand
+/// has, then multiplies two operands by one matmul, on views where their layout permits. Throws ShapeError, and
 /// ValueError for an equation that names an axis twice in one operand or does not fit the operands.
 Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands);
-/// act(x W^T + bias) with W (O, I), or W (I, O) as `weight_is_in_out`; bias may be undefined.
+/// act(x W^T + bias) with W (O, I), or (I, O) if `weight_is_in_out`; bias may be undefined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false);
 /// x W^T + bias + scale (z A^T) B^T, A (r, I) and B (O, r); z defaults to x (core/ops/matmul/lora_linear.h).
@@ -36,8 +36,8 @@ struct Conv2dOptions {
   std::int64_t groups = 1;
 };
 /// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O). permute(t, {0, 2, 3, 1})
-/// converts images (N, C, H, W) and weights (O, I, KH, KW). A ShapeError names the layout where sizes show it; a weight
-/// with I = KH = KW looks the same in both.
+/// converts images (N, C, H, W) and weights (O, I, KH, KW). A ShapeError points out the other layout if the sizes show
+/// it; a weight with I = KH = KW has the same shape in both.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
 /// x (N, L, C), weight (O, K, C / groups), bias (O) or undefined -> (N, OL, O): conv2d of images of one row, as views.
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
@@ -45,8 +45,7 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Co
 /// = (H - 1) stride - 2 padding + dilation (KH - 1) + 1 + output_padding; 0 <= output_padding < stride.
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {},
                         std::int64_t output_padding = 0);
-/// The same as conv2d with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or
-/// undefined.
+/// conv2d with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or undefined.
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias = {},
                      Conv2dOptions options = {});
 

@@ -11,7 +11,7 @@ namespace {
 template <ops::NormTail tail>
 Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                        const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
-  // Without running statistics it uses the batch's, in evaluation too.
+  // Without running statistics, evaluation uses the batch's too.
   if (options.training && !(is_evaluating() && running_mean.defined() && running_var.defined())) {
     return apply(ops::BatchNorm<tail>{running_mean.detach(), running_var.detach(), options.momentum, options.epsilon},
                  x, residual, weight, bias);

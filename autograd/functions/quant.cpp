@@ -32,7 +32,7 @@ Tensor quantize_q8(const Tensor& weight) {
     throw ShapeError("quantize_q8: weight " + to_string(weight.shape()) + "; expected (out, in) with 32 dividing in");
   }
   const memory::Device device = weight.device();
-  if (device.is_cuda() && !device.is_dry) {  // a copy on the host
+  if (device.is_cuda() && !device.is_dry) {  // the host makes the codes
     return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, Category::parameter);
   }
   const std::int64_t rows = weight.size(0), columns = weight.size(1);

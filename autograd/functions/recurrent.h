@@ -1,12 +1,12 @@
 #pragma once
-// Recurrent layers over whole sequences, as one operator each (core/ops/recurrent.h): backward keeps the operands and
-// the result, and makes the gates again, of all steps in two products. Throw ShapeError, DTypeError, DeviceError.
+// Recurrent layers over whole sequences, as one operator each (core/ops/recurrent.h), which keeps its operands and
+// result; backward recomputes the gates of all steps in two products. Throw ShapeError, DTypeError, DeviceError.
 
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
-/// Of a layer with G gates (4 of an LSTM, 3 of a GRU) in PyTorch's order. Undefined biases are absent.
+/// The weights of G gates (4 of an LSTM, 3 of a GRU) in PyTorch's order. Biases may be undefined.
 struct RecurrentWeights {
   Tensor weight_ih;         ///< (G H, C)
   Tensor weight_hh;         ///< (G H, H)
@@ -18,8 +18,8 @@ struct LstmResult {
   Tensor output, cell;
 };
 
-/// x (T, N, C); h and c (N, H) before the first step, zeros where undefined. `is_reverse` goes from the last step to
-/// the first; the output keeps the order of x.
+/// x (T, N, C); h and c (N, H) before the first step, zero if undefined. `is_reverse` goes from the last step to the
+/// first; the output keeps the order of x.
 LstmResult lstm(const Tensor& x, const Tensor& h, const Tensor& c, const RecurrentWeights& weights,
                 bool is_reverse = false);
 /// The hidden states (T, N, H).

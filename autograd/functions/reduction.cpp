@@ -49,8 +49,8 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   if (p == 1) return sum(abs(x), axes, keep_axes);
   const Tensor size = abs(x);
   if (x.elements() == 0) return pow(sum(pow(size, p), axes, keep_axes), 1 / p);
-  // |x| = s |x / s| for any constant s: with the largest element no power overflows or vanishes. Zeros get s = 1, and 1
-  // in the sum, where the root has a finite slope.
+  // |x| = s |x / s| for any constant s: with the largest element as s, no power overflows or vanishes. If all are zero,
+  // s is 1 and the sum gets 1 more, where the root has a finite slope.
   const Tensor largest = max(size.detach(), axes, true), zero = zeros({}, x.dtype(), x.device());
   const Tensor one = full({}, 1, x.dtype(), x.device()), infinity = full({}, HUGE_VAL, x.dtype(), x.device());
   const Tensor scale = where(greater(largest, zero), where(less(largest, infinity), largest, one), one);
@@ -71,9 +71,9 @@ Tensor cumsum(const Tensor& x, int axis) { return apply(ops::CumSum{axis}, x); }
 
 Tensor prod(const Tensor& x, const Axes& axes, bool keep_axes) {
   const AxisMask mask = mask_of("prod", x, axes);
-  if (mask == 0) return prod(reshape(x, {1}), 0);  // of a scalar
+  if (mask == 0) return prod(reshape(x, {1}), 0);  // a scalar
   Tensor y = x;
-  // All axes of a dense tensor are one.
+  // Reduce all axes of a dense tensor as one.
   if (mask == (AxisMask{1} << x.rank()) - 1 && x.is_contiguous()) {
     y = apply(ops::Prod{0, false}, reshape(x, {x.elements()}));
     return keep_axes ? reshape(y, reduced_shape(x.shape(), mask, true)) : y;
@@ -117,9 +117,9 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, bool with_replacem
   Shape shape = w.shape();
   shape[shape.rank() - 1] = with_replacement ? count : 0;
   if (with_replacement) return apply(ops::Choose{}, w, rand(shape, DType::f64, w.device(), site));
-  apply(ops::Choose{}, w, Tensor::empty(shape, DType::f64, w.device()));  // its checks
+  apply(ops::Choose{}, w, Tensor::empty(shape, DType::f64, w.device()));  // only checks w
   if (w.device().is_cpu()) {
-    const Tensor above = sum(greater(w, zeros({}, DType::f64, w.device())), -1);  // a dry device takes its bytes, too
+    const Tensor above = sum(greater(w, zeros({}, DType::f64, w.device())), -1);  // allocated on a dry device too
     for (const std::int64_t some : w.device().is_dry ? std::vector<std::int64_t>() : to_host<std::int64_t>(above)) {
       if (some < count) throw ValueError(is() + ", of which a row has " + std::to_string(some) + " above 0");
     }
