@@ -6,7 +6,7 @@
 
 namespace thimble::apply_detail {
 
-/// Throws `error`, in its type, with the module path at its end, unless an inner call already appended it.
+/// Throws a copy of `error` with the module path at its end, unless an inner call has appended it.
 template <class E>
 [[noreturn]] void throw_with_path(const E& error) {
   const std::string text = error.what(), path(path_name(context().path));

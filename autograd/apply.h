@@ -1,6 +1,6 @@
 #pragma once
-// apply: runs an operator and records it when a tape is active. The library's functions and a user's operators go
-// through it alike.
+// apply: runs an operator, and records it when a tape is active. Both the library's functions and a user's operators go
+// through it.
 
 #include <array>
 #include <span>
@@ -21,16 +21,16 @@ concept Structured = requires {
 
 namespace apply_detail {
 
-/// The origin of a result that leads to no trained leaf.
+/// The origin of a result that depends on no trained leaf.
 Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
 
-/// Throws the ValueError for a list of operands of the wrong length.
+/// Throws ValueError for a wrong number of operands.
 [[noreturn]] void throw_operands(const OpType& type, std::size_t given, int taken);
 
 /// Rethrows the ShapeError, DTypeError, DeviceError or ValueError being handled, with the module path.
 [[noreturn]] void rethrow_with_path();
 
-/// Like NoGrad, for a caller that already holds the context.
+/// NoGrad for a caller that already has the context.
 class Suspended {
  public:
   explicit Suspended(ThreadContext& here) : here_(here), tape_(std::exchange(here.tape, nullptr)) {}
@@ -68,9 +68,9 @@ void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tenso
   push_node(type, at, inputs, kept, output, needs, origin);
 }
 
-/// Runs a structured operator on a list of operands, undefined tensors for absent ones. Throws ValueError when their
-/// number differs from its forward's, and as Tape::needs() and the operator throw; the operator's ShapeError,
-/// DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
+/// Runs a structured operator on a list of operands; an undefined tensor is an absent operand. Throws ValueError unless
+/// forward takes so many, and as Tape::needs() and the operator throw; the operator's ShapeError, DTypeError,
+/// DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
 template <Structured Op>
 Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   const OpType& type = op_type<Op>();

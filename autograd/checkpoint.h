@@ -7,7 +7,7 @@
 
 namespace thimble {
 
-/// Nodes recorded while this lives belong to one segment.
+/// Nodes recorded during its life form one segment.
 class SegmentScope {
  public:
   explicit SegmentScope(FatePolicy policy = drop_all) : tape_(context().tape) {
@@ -23,14 +23,14 @@ class SegmentScope {
   Tape* tape_;
 };
 
-/// block(inputs...), keeping only the inputs (and parameters) for backward. Outside a recording it is a plain call.
+/// block(inputs...), keeping only the inputs and parameters for backward. Outside a recording, a plain call.
 template <class F, class... In>
 auto checkpoint(F&& block, const In&... inputs) {
   const SegmentScope segment;
   return block(inputs...);
 }
 
-/// The same, also keeping the tensors that `policy` names: `checkpoint_with(keep_costly, block, x)`.
+/// checkpoint that also keeps the tensors that `policy` names: `checkpoint_with(keep_costly, block, x)`.
 template <class F, class... In>
 auto checkpoint_with(FatePolicy policy, F&& block, const In&... inputs) {
   const SegmentScope segment(policy);

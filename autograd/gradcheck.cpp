@@ -9,7 +9,7 @@
 namespace thimble {
 namespace {
 
-// Fixed weights in [-1, 1]: a contraction with equal weights would hide errors that cancel.
+// Fixed weights in [-1, 1]: equal weights would hide errors that cancel.
 std::vector<double> contraction_weights(std::int64_t n) {
   std::vector<double> weights(static_cast<std::size_t>(n));
   std::uint64_t state = 0x9e3779b97f4a7c15u;

@@ -7,7 +7,7 @@ namespace thimble {
 
 struct Leaf;
 
-/// Leaves by address. The owner keeps them alive as long.
+/// Leaves by address; they must outlive the set.
 class LeafSet {
  public:
   LeafSet() = default;

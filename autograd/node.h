@@ -1,5 +1,5 @@
 #pragma once
-// The tape's view of an operator: its descriptor and its `struct Saved`, with the type erased.
+// An operator's descriptor and `struct Saved` with the type erased, for the tape.
 
 #include <array>
 #include <cstddef>
@@ -24,8 +24,8 @@ auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declv
 
 }  // namespace node_detail
 
-/// The tape's record of a node: the operator and the members of its `struct Saved` that are not tensors. The tensors
-/// are held by value id (autograd/tape.h).
+/// The tape's record of a node: the operator, and the members of its `struct Saved` that are not tensors. The tape holds
+/// the tensors as values (autograd/tape.h).
 template <class Op>
 struct OpRecord {
   using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
@@ -40,21 +40,21 @@ struct OpType {
   Needs differentiable;         ///< operands that may have a gradient
   std::size_t size, alignment;  ///< of OpRecord<Op>
   int saved_tensors;
-  /// Calls the operator's backward with the kept tensors (in declaration order), which it consumes.
+  /// Calls the operator's backward with the kept tensors, in declaration order, and consumes them.
   Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
   /// Runs forward again; `kept` receives the tensors of Saved.
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
-  /// Recomputes only the result. `kept` are the tensors of Saved, or empty where they are not available.
+  /// Recomputes only the result. `kept` has the tensors of Saved, or is empty if they are not available.
   Tensor (*output_from_saved)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
-  bool has_output_from_saved;  ///< whether it has a shorter way than forward
-  /// Of forward; 0 where the operator does not define it.
+  bool has_output_from_saved;  ///< whether the operator can skip its forward there
+  /// Of forward; 0 if the operator does not define it.
   double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
 };
 
 namespace node_detail {
 
-// Number of tensors in `Tensor forward(const Tensor&..., Needs, Saved&) const`; -1 for a span of them.
+// Number of tensors in `Tensor forward(const Tensor&..., Needs, Saved&) const`; -1 for a span of tensors.
 template <class Op, class R, class... Args>
 constexpr int arity(R (Op::*)(Args...) const) {
   if constexpr (std::is_same_v<std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Args...>>>,
@@ -94,7 +94,7 @@ constexpr int count_tensors(std::tuple<Members...>*) {
   return (0 + ... + (std::is_same_v<std::remove_cvref_t<Members>, Tensor> ? 1 : 0));
 }
 
-/// Tensors among the members of an operator's struct Saved.
+/// Number of tensors in an operator's struct Saved.
 template <class Op>
 inline constexpr int saved_tensors =
     count_tensors(static_cast<decltype(tie_members(std::declval<typename Op::Saved&>()))*>(nullptr));
@@ -114,8 +114,8 @@ void assign_if_same(T& to, const U& from) {
   if constexpr (std::is_same_v<T, U>) to = from;
 }
 
-/// Takes a struct Saved apart: tensors into `tensors`, which are undefined before, the rest into `attributes`. Most
-/// members are undefined, and moving a tensor costs more than testing it.
+/// Moves the tensors of a struct Saved into the undefined `tensors`, and the rest into `attributes`. It tests each tensor
+/// first: most are undefined, and a move costs more than a test.
 template <class Saved, class Attributes>
 void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
   [[maybe_unused]] std::size_t i = 0, j = 0;
@@ -128,7 +128,7 @@ void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes)
       [&](auto& member) { visit_attributes(attributes, j++, [&](auto& to) { assign_if_same(to, member); }); });
 }
 
-/// Puts it together again, moving the tensors.
+/// The reverse; moves the tensors.
 template <class Saved, class Attributes>
 Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   Saved saved{};
@@ -143,14 +143,14 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   return saved;
 }
 
-// Whether an operator has a shorter way to its result than forward.
+// Whether an operator can make its result from its saved tensors.
 template <class Op>
 inline constexpr bool has_output_from_saved = requires(const Op& op, typename Op::Saved saved,
                                                        std::span<const Tensor> inputs) {
   op.output_from_saved(std::move(saved), inputs);
 };
 
-// Recomputes the result from the saved tensors, if there is a shorter way and they are available.
+// Recomputes the result: from the saved tensors if they are available and the operator can, else by forward.
 template <class Op>
 Tensor output_from_saved(OpRecord<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;

@@ -39,7 +39,7 @@ std::vector<std::int32_t> TapePlan::innermost() const {
 
 namespace {
 
-// The error of a spill; empty if valid.
+// The error in a spill; empty if it is valid.
 std::string fault_of(const TapePlan::Spill& spill, const std::vector<const OpType*>& types) {
   using Form = TapePlan::Spill::Form;
   const auto number = [](auto n) { return std::to_string(n); };
@@ -100,7 +100,7 @@ std::shared_ptr<const TapePlan> part_of(const TapePlan& plan, std::uint32_t firs
   cut(plan.fates, part->fates);
   cut(plan.types, part->types);
   cut(plan.sizes, part->sizes);
-  std::vector<std::int32_t> places(plan.segments.size(), TapePlan::none);  // of segments, within the new plan
+  std::vector<std::int32_t> places(plan.segments.size(), TapePlan::none);  // indices of segments in the new plan
   for (std::size_t s = 0; s < plan.segments.size(); ++s) {
     const TapePlan::Segment& segment = plan.segments[s];
     const std::uint32_t begin = std::max(segment.first, first), stop = std::min(segment.end, end);

@@ -1,21 +1,21 @@
 #pragma once
-// The fate of a segment's nodes: plans and policies.
+// Plans and policies: which tensors of a recording are kept, recomputed or spilled.
 //
 // Policy
 // - A segment is *closed* from its recording until backward reaches it; then it is recomputed from the kept tensors,
 //   and is *open*. Segments nest: recomputing one closes its inner ones again, so a node at depth d runs up to d + 1
 //   times.
-// - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed outer
-//   segment nothing inside is kept, except the inputs of recomputing that one.
+// - A node's fate counts while its innermost segment is closed and all around it are open. A closed outer segment keeps
+//   nothing inside except the inputs of its recomputation.
 // - A spill takes tensors that the tape holds while it records, inside or outside segments, and backward gets them back
-//   before it reads them. Tensors kept for recomputing a segment are not spilled a second time.
+//   before it reads them. Tensors that a recomputed segment keeps are not spilled again.
 // - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
 //
 // Terms
 //   fate       whether a node's result, and its saved tensors, are kept
 //   source     a value that recomputing a closed segment reads: made before it, or kept inside
-//   spill      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
-//   ordinal    a node's index on the tape, counted from 0; the same in every recording of the same program
+//   spill      a tensor that waits for backward in a tier, or in fewer digits
+//   ordinal    a node's index on the tape, from 0; the same in every recording of the same program
 
 #include <cstddef>
 #include <cstdint>
@@ -31,15 +31,15 @@ struct OpType;
 
 /// The tensors of a node that a closed segment keeps; the two can be combined.
 enum class Fate : std::uint8_t {
-  drop = 0,         ///< nothing: the node is recomputed when its result or a saved tensor is needed
-  keep_output = 1,  ///< its result, for the backward of nodes in the segment and for recomputing others
+  drop = 0,         ///< nothing; the node is recomputed when its result or a saved tensor is needed
+  keep_output = 1,  ///< its result, for backward in the segment and for recomputing other nodes
   keep_saved = 2,   ///< the operator's saved tensors; dropped operands among them are recomputed
   keep = 3
 };
 constexpr bool keeps_output(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 1u) != 0; }
 constexpr bool keeps_saved(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 2u) != 0; }
 
-/// Chooses a fate by the kind of operator.
+/// Chooses a fate by the operator's type.
 using FatePolicy = Fate (*)(const OpType& type);
 
 /// Keeps nothing.
@@ -47,7 +47,7 @@ Fate drop_all(const OpType& type);
 /// Keeps the results of matmuls, convolutions and attention; drops everything that is cheap to recompute.
 Fate keep_costly(const OpType& type);
 
-/// Distinguishes operands of other sizes: a digest of their shapes and dtypes, in order.
+/// A digest of operands' shapes and dtypes, in order.
 class SizeDigest {
  public:
   void add(const Shape& shape, DType dtype) noexcept {
@@ -65,7 +65,7 @@ class SizeDigest {
   std::uint64_t value_ = 0x243F6A8885A308D3ull;
 };
 
-/// The fates of all nodes of a tape, by ordinal. It replaces the program's segments.
+/// Segments, fates and spills of all nodes of a tape, by ordinal. It replaces the program's segments.
 struct TapePlan {
   static constexpr std::int32_t none = -1;
   struct Segment {
@@ -73,21 +73,21 @@ struct TapePlan {
     std::int32_t parent = none;        ///< index of the segment around it, which comes before it in the list
     friend bool operator==(const Segment&, const Segment&) = default;
   };
-  /// The bytes of a tensor without readers for a while: written to a tier, or packed. Takes its whole storage, with all
-  /// windows on it. Bytes with another holder (the program, a leaf, a scaled tensor), or that nothing keeps, stay.
+  /// Moves a tensor to a tier, or packs it, until backward reads it: the whole storage, with all windows on it. Bytes that
+  /// the program, a leaf or a scaled tensor also holds, and bytes that the tape does not keep, stay.
   struct Spill {
     static constexpr std::int32_t result = -1;
     enum class Form : std::uint8_t {
       offload,  ///< exact
       pack      ///< rounded to `dtype`: only results that are floating and wider
     };
-    std::uint32_t node = 0;       ///< that makes it
+    std::uint32_t node = 0;       ///< the node that makes it
     std::int32_t which = result;  ///< or the index of a tensor in the operator's Saved
     Form form = Form::offload;
-    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/quantize.h)
+    DType dtype = DType::bf16;      ///< for packing: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/quantize.h)
     std::uint32_t away_after = 0;   ///< node after which it is packed, or its write begins
-    std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
-    std::uint32_t back_before = 0;  ///< node before whose backward its read begins; no effect on a packed one
+    std::uint32_t gone_after = 0;   ///< node after which its write must end, freeing the bytes; away_after for packing
+    std::uint32_t back_before = 0;  ///< node before whose backward its read begins; no effect on packing
     friend bool operator==(const Spill&, const Spill&) = default;
   };
   /// Sizes of a node's operands and result.
@@ -99,26 +99,24 @@ struct TapePlan {
   };
   std::vector<Segment> segments;     ///< in order of `first`, outer ones before inner ones
   std::vector<Fate> fates;           ///< one per node; no effect for nodes outside segments
-  std::vector<const OpType*> types;  ///< the operators it was made for
+  std::vector<const OpType*> types;  ///< the recording's operators
   std::vector<Spill> spills = {};    ///< in any order
-  std::vector<Size> sizes = {};      ///< of all nodes, compared with recordings; empty to skip the check
-  /// In a plan for consecutive recordings, such as a pipeline stage's chunks, the node that ends each; empty
-  /// for a single recording. Segments and spills may cross them; split() ends them there.
+  std::vector<Size> sizes = {};      ///< of all nodes, to compare with recordings; empty skips the check
+  /// In a plan for consecutive recordings, such as a pipeline stage's chunks, the end of each; empty for a single
+  /// recording. Segments and spills may cross an end; split() cuts them there.
   std::vector<std::uint32_t> ends = {};
 
-  /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
-  /// the one around it or overlaps its neighbour, or lists that differ in length.
+  /// Innermost segment of each node. Throws PlanError if a segment is empty, leaves its parent or overlaps its
+  /// neighbour, or if fates and types differ in number.
   std::vector<std::int32_t> innermost() const;
-  /// Throws PlanError as innermost() does, for sizes of another number of nodes, and when a spill names a tensor that
-  /// its operator does not save, is named twice, goes before it is made, is gone before it goes, comes back before it
-  /// is made, or cannot be packed so.
+  /// Throws PlanError as innermost() does, for a wrong number of sizes, and for a spill of a tensor that the operator
+  /// does not save, a tensor that is spilled twice, nodes out of order, or a tensor that cannot be packed so.
   void validate() const;
   /// Whether it needs a tier.
   bool offloads() const noexcept;
 };
 
-/// Splits a plan for `count` consecutive recordings into a plan for each. Throws PlanError where it is for another
-/// number.
+/// Splits a plan for `count` consecutive recordings into one plan each. Throws PlanError if it is for another number.
 std::vector<std::shared_ptr<const TapePlan>> split(const TapePlan& plan, std::size_t count);
 
 }  // namespace thimble

@@ -8,7 +8,7 @@ namespace {
 
 struct Spare {
   std::vector<std::unique_ptr<Tape>> tapes;
-  ~Spare() { is_gone() = true; }  // scopes that end later keep none
+  ~Spare() { is_gone() = true; }  // later SpareTapes are destroyed, not kept
 
   static bool& is_gone() noexcept {
     thread_local bool gone = false;

@@ -1,5 +1,5 @@
 #pragma once
-// A tape for a scope that reuses the room of an earlier one of this thread: a steady step grows no tables.
+// A tape for a scope, which reuses the tables of an earlier one on this thread, so that a steady step grows none.
 
 #include <memory>
 
@@ -7,9 +7,9 @@
 
 namespace thimble {
 
-/// An empty tape that follows no plan. At the end it is cleared, and waits, with its tables' room (host memory that the
-/// ledger does not count, about 250 bytes per node), for the next SpareTape of this thread, or for the thread's end. As
-/// many wait as were alive together. An observed tape is not reused.
+/// An empty tape that follows no plan. At the end it is cleared, and its tables (host memory that the ledger does not
+/// count, about 250 bytes per node) wait for the next SpareTape of this thread. The number of waiting tapes is the most
+/// that were in use at once. An observed tape is not reused.
 class SpareTape {
  public:
   SpareTape();

@@ -77,15 +77,15 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   tape_detail::Recorded& to = *recorded_;
   try {
     if (!output.defined()) throw AutogradError(std::string(type.name) + ": forward gave no tensor");
-    tape_detail::check_operands(to, type, inputs, needs);  // the operator may have written it itself
+    tape_detail::check_operands(to, type, inputs, needs);  // the operator may have written its operands
     segments_->require_planned_size(type, inputs, output);
   } catch (...) {
-    type.destroy(record);  // no node has it yet
+    type.destroy(record);  // no node owns it yet
     throw;
   }
   const auto index = static_cast<std::uint32_t>(to.nodes.size());
   if (to.times) {
-    to.times->forward.resize(index);  // an earlier recording's times go
+    to.times->forward.resize(index);  // drops an earlier recording's times
     to.times->recompute.assign(index + 1, 0);
     to.times->backward.assign(index + 1, 0);
     to.times->forward.push_back(tape_detail::now() - started_);

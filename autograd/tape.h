@@ -1,5 +1,5 @@
 #pragma once
-// The tape: records operations in order, and computes their gradients.
+// The tape: records operators in order and computes their gradients.
 //
 //   Tape tape;
 //   Tensor loss;
@@ -9,7 +9,7 @@
 //   }
 //   tape.backward(loss);
 //
-// It has four parts, each with its invariants and an example at the top of its header in autograd/engine/:
+// It has four parts. Each header in autograd/engine/ begins with invariants and an example:
 //
 //   Recorded   recorded.h   the nodes, the values between them, and the tensors held for backward
 //   Backward   backward.h   walks the nodes from the end; gradients flow, and consumed tensors are freed
@@ -17,11 +17,11 @@
 //   Spills     spills.h     moves held tensors to a tier, or packs them, until backward reads them
 //
 // Policy
-// - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. A
-//   write to a value that needs a gradient, through any view or alias, makes its next recorded use throw, and backward
-//   where the value was kept.
-// - A value that needs no gradient may be written: the tape treats it as a new value from then on. A segment that would
-//   have to be recomputed from the old value throws; it never reads the new one.
+// - For each value the tape notes the version of its storage (core/tensor/storage.h) when the value is made or first
+//   seen. After a write to a value that needs a gradient, through any view or alias, its next recorded use throws, and
+//   so does a backward that kept it.
+// - A value that needs no gradient may be written: from then on it is a new value. A segment whose recomputation needs
+//   the old value throws; it never reads the new one.
 
 #include <cstdint>
 #include <memory>
@@ -45,9 +45,9 @@ class Recorded;
 class Segments;
 }  // namespace tape_detail
 
-/// One saved tensor of a node, for reports and tests.
+/// A saved tensor of a node, for reports and tests.
 struct KeptTensor {
-  std::uint32_t value;  ///< id on the tape: equal ids are the same tensor
+  std::uint32_t value;  ///< id on the tape; the same tensor has the same id
   Shape shape;
   DType dtype;
   std::size_t bytes;  ///< of its storage
@@ -55,11 +55,11 @@ struct KeptTensor {
   const memory::Storage* storage;
 };
 
-/// Seconds that the nodes of a recording took, by ordinal.
+/// Seconds per node of a recording, by ordinal.
 struct TapeTimes {
-  std::vector<double> forward, recompute, backward;  ///< recompute: all runs after the first
+  std::vector<double> forward, recompute, backward;  ///< recompute sums all runs after the first
 
-  /// Takes over each time of `now` that is less; all, where there are none.
+  /// Takes the minimum with `now` for each time; a copy of `now` if empty.
   void keep_least(const TapeTimes& now);
 };
 
@@ -73,60 +73,61 @@ class Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient
-  /// of the loss itself and defaults to 1 for a loss of one element. Frees saved tensors and gradients as it goes;
-  /// afterwards the tape is empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a
-  /// recording, on another tape or in an ended recording, or depends on a gradient; it or a saved tensor was
-  /// overwritten), ShapeError, DTypeError (seed).
+  /// Adds the gradients of `loss` to grad() of every leaf that it depends on. `seed` is the gradient of the loss itself
+  /// and defaults to 1 for a loss of one element. Frees saved tensors and gradients as it goes; afterwards the tape is
+  /// empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a recording, on another tape
+  /// or in an ended recording, or depends on a gradient; it or a saved tensor was overwritten), ShapeError, DTypeError
+  /// (seed).
   ///
-  /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
-  /// has run backward, or was skipped, and no segment will run one of them again. From then on nothing on the tape
-  /// reads the leaf or adds to its gradient (undefined if no node gave one). (Another tensor that shares its bytes may
-  /// still be kept: Storage::is_held_for_backward.) The hook may move the gradient away and write the leaf; an
-  /// exception from it ends the backward.
+  /// `on_gradient` is called once for every leaf on the tape, when the first node that has it as an operand has run
+  /// backward or was skipped, and no segment will run such a node again. From then on nothing on the tape reads the leaf
+  /// or adds to its gradient, which is undefined if no node gave one. (Another tensor that shares its bytes may still be
+  /// kept: Storage::is_held_for_backward.) The hook may move the gradient away and write the leaf; an exception from it
+  /// ends the backward.
   void backward(const Tensor& loss, Tensor seed = {}, const LeafHook* on_gradient = nullptr);
 
-  /// Drops everything recorded; capacity is kept for the next step.
+  /// Drops the recording, and keeps the tables' capacity for the next one.
   void clear() noexcept;
-  /// The same, and from then on follows no plan, trains all leaves and notes no times.
+  /// clear(), and from then on follows no plan, trains all leaves and records no times.
   void reset() noexcept;
 
   std::size_t node_count() const noexcept;
-  /// The tensors that a node keeps at this moment, without the ones dropped by a segment. Spilled tensors (TapePlan)
-  /// are included, with their bytes here: 0 when offloaded.
+  /// The tensors that a node keeps now, without the ones that a segment dropped. Spilled tensors (TapePlan) count with
+  /// their bytes here, 0 when offloaded.
   std::vector<KeptTensor> kept(std::size_t node) const;
-  /// Bytes of all distinct storages that the tape holds for backward, by their category; packed tensors with their
-  /// packed bytes, offloaded ones with their bytes during a read.
+  /// Bytes of the distinct storages of a category that the tape holds for backward. Spilled tensors count as activations:
+  /// packed ones with their packed bytes, offloaded ones while they are read.
   std::size_t kept_bytes(Category category = Category::activation) const;
 
-  /// Makes recordings from now on use the fates of `plan` in place of the program's segments; null restores the
-  /// program's segments. A recording that departs from the plan throws PlanError. The tape must be empty
-  /// (AutogradError). `tier` takes the plan's offloaded tensors; without one such a plan throws PlanError. Recording
-  /// and backward then throw as memory::offload() and its fellows, FileError among it.
+  /// Makes later recordings follow `plan` instead of the program's segments, which null restores. A recording that leaves
+  /// the plan throws PlanError. `tier` takes the plan's offloaded tensors; follow throws PlanError if it is missing.
+  /// Recording and backward then also throw as memory::offload() and memory::Offloaded do. The tape must be empty
+  /// (AutogradError).
   void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
-  /// Trains only these leaves from now on; all others are constants, for which nothing is computed or kept. Null trains
-  /// all leaves. A frozen leaf is never trained. The set must live as long; the tape must be empty (AutogradError).
+  /// Trains only these leaves in later recordings; all others are constants, for which nothing is computed or kept. Null
+  /// trains all leaves. A frozen leaf is never trained. The set must outlive its use; the tape must be empty
+  /// (AutogradError).
   void train(const LeafSet* leaves);
 
-  /// From now on holds every tensor that the tape sees until it is cleared, and closes no segment: for graph(), on a
-  /// dry device. The tape must be empty (AutogradError).
+  /// Makes later recordings hold every tensor and close no segment, for TapeGraph on a dry device. The tape must be empty
+  /// (AutogradError).
   void observe();
   bool is_observing() const noexcept;
 
-  /// Records the times of later nodes in `times`; null stops it.
+  /// Writes the times of later nodes to `times`, until called with null.
   void time(TapeTimes* times) noexcept;
 
-  // The rest is for apply() and checkpoint().
+  // For apply() and checkpoint().
 
-  /// The operands that need a gradient on this tape. Throws AutogradError when one of them was written since the tape
-  /// has seen it, or was recorded elsewhere, or when another one is a gradient: second derivatives are not computed.
+  /// The operands that need a gradient on this tape. Throws AutogradError when one of them was overwritten since the tape
+  /// saw it or was recorded elsewhere, or when another operand is a gradient: there are no second derivatives.
   Needs needs(const OpType& type, std::span<const Tensor> inputs);
 
-  /// Whether the next node fills its `struct Saved`: not where a closed segment drops it. Throws PlanError when the
-  /// plan has another operator there.
+  /// Begins the next node. Whether it fills its `struct Saved`: not if a closed segment drops it. Throws PlanError when
+  /// the plan has another operator there.
   bool next_keeps_saved(const OpType& type);
-  /// Whether nodes that lead to no parameter are recorded too: to recompute from, or where time() or observe() is on.
+  /// Whether nodes without gradients are recorded too: for recomputing, or for time() and observe().
   bool records_all() const noexcept;
 
   /// Adds a node and sets `output`'s TapeRef. Consumes `saved`. Defined in autograd/apply.h.
@@ -134,7 +135,7 @@ class Tape {
   void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
               Origin origin);
 
-  /// Starts a segment for the next nodes, closed when it ends. No effect while a plan is followed.
+  /// Begin and end a segment of the nodes in between. No effect while a plan is followed or the tape is observed.
   void begin_segment(FatePolicy policy);
   void end_segment() noexcept;
 
@@ -148,7 +149,7 @@ class Tape {
   std::unique_ptr<tape_detail::Recorded> recorded_;
   std::unique_ptr<tape_detail::Segments> segments_;
   std::unique_ptr<tape_detail::Recompute> recompute_;
-  double started_ = 0;  // the clock when the next node began
+  double started_ = 0;  // when the next node began
 };
 
 /// Records on a tape for a scope.

@@ -23,7 +23,7 @@ Tensor add_gradients(Tensor a, Tensor b) {
   return out;
 }
 
-// Whether a gradient is part of a storage that it would keep alive for long.
+// Whether a gradient is a window that would keep a larger storage alive for long.
 bool is_long_window(const Tensor& gradient, std::uint32_t node, const Value& of) {
   const bool is_window = gradient.storage() && gradient.storage()->bytes() > gradient.bytes();
   return is_window && of.producer >= 0 && node > static_cast<std::uint32_t>(of.producer) + ops::Concat::longest_wait;
@@ -37,7 +37,7 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
   recorded_.leaves_by_first_use.clear();
   const auto has_gradient = [](const std::shared_ptr<Leaf>& leaf) { return leaf->grad.defined(); };
   if (on_gradient || std::any_of(recorded_.leaves.begin(), recorded_.leaves.end(), has_gradient)) find_leaf_uses();
-  std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // the waiting leaves, the next at the back
+  std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // incomplete leaves, the next one at the back
   Spills* const spills = recorded_.spills.get();
   const auto count = static_cast<std::uint32_t>(recorded_.nodes.size());
   if (spills) spills->before(count);
@@ -161,7 +161,7 @@ void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
   }
   const Tensor& sum = leaf->grad;
   elementwise_detail::run("add", ops::Add(), {&sum, &gradient}, sum);
-  leaf->grad.set_tape_ref({}, Origin::gradient);  // also for one that the program set
+  leaf->grad.set_tape_ref({}, Origin::gradient);  // the program may have set it
   if (sum.storage()) sum.storage()->bump_version();
 }
 

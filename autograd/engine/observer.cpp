@@ -18,7 +18,7 @@ void Observer::add_value(const Tensor& t) {
   until_.push_back(none);
 }
 
-// The values that the program may have held, and whose bytes only tape and observer hold now.
+// The values in `in_program_` whose bytes only the tape and the observer still hold.
 std::vector<std::uint32_t> Observer::left_by_program() const {
   std::unordered_map<const memory::Storage*, long> holds;
   for (const std::uint32_t v : in_program_) holds[tensors_[v].storage().get()] += recorded_.is_held(v) ? 2 : 1;

@@ -1,13 +1,13 @@
 #pragma once
-// A planner's view of a recording beyond the tape's tables (Tape::observe, TapeGraph): every tensor, how long the
-// program itself holds it, and the work of every node.
+// Facts for planners beyond the tape's tables (Tape::observe, TapeGraph): every tensor, how long the program holds it,
+// and the work of every node.
 //
 // Invariant: tensors() has one entry per value and work() one per node. Every tensor is held to the end of the
-// recording, so an observed tape keeps everything and belongs on a dry device.
+// recording, so an observed tape belongs on a dry device.
 //
-// Counting finds the program's handles: when all handles on a storage are the observer's and the tape's, the program
-// has released it. For y = exp(relu(x)): while exp runs the program still holds relu's result; before the next node
-// starts it does not, so exp is noted as the last node at which it did.
+// The program has released a storage when the observer and the tape have all handles on it. In y = exp(relu(x)) the
+// program holds relu's result while exp runs, and no longer before the next node starts: exp is the last node at which
+// it does.
 
 #include <cstdint>
 #include <vector>
@@ -23,12 +23,12 @@ class Observer {
   void clear() noexcept;
   void add_value(const Tensor& t);
   void add_node(double multiply_adds) { work_.push_back(multiply_adds); }
-  /// Notes, before the next node runs, which values the program has released.
+  /// Called before a node runs: notes the values that the program has released.
   void note_program();
 
   const std::vector<Tensor>& tensors() const noexcept { return tensors_; }
   const std::vector<double>& work() const noexcept { return work_; }
-  /// Per value TapeGraph::Value::program_until, at present.
+  /// TapeGraph::Value::program_until of each value, if the recording ended now.
   std::vector<std::uint32_t> program_until() const;
 
  private:

@@ -18,7 +18,7 @@ std::string with_path(const std::string& text, const char* between, PathId path)
                       describe(t) + ", " + why);
 }
 
-// Looked up once per leaf and recording.
+// Looks in the set of trained leaves once per leaf and recording.
 bool trains(const Recorded& recorded, Leaf& leaf) noexcept {
   if (leaf.is_frozen) return false;
   if (leaf.tape_ref.tape != recorded.id) {
@@ -28,7 +28,7 @@ bool trains(const Recorded& recorded, Leaf& leaf) noexcept {
   return leaf.is_trained;
 }
 
-// Whether this tape knows the tensor and its bytes have changed since.
+// Whether the tensor's bytes have changed since this tape saw it.
 bool is_written(const Recorded& recorded, const Tensor& t) noexcept {
   const TapeRef ref = t.leaf() ? t.leaf()->tape_ref : t.tape_ref();
   return ref.tape == recorded.id && ref.value != none && t.storage() &&

@@ -27,13 +27,13 @@ void Recompute::provide(std::uint32_t node) {
   run_due(index, opened);
 }
 
-// Opens a segment and all segments around it.
+// Opens a segment, after all segments around it.
 void Recompute::open_segment(std::int32_t index) {
   if (segments_.at(index).is_open) return;
   const std::int32_t parent = segments_.at(index).parent;
   if (parent != none_segment) {
     open_segment(parent);
-    // The values that the closed segment needs from its parent, and the ones it keeps.
+    // Run the parent's nodes for the values that the segment needs, and its nodes for the tensors that it keeps.
     const Segment& s = segments_.at(index);
     Open& around = open_[segments_.depth(parent)];
     for (const Source& source : s.needed) {
@@ -81,7 +81,7 @@ void Recompute::hold_for_rereads(std::uint32_t value, const Tensor& t) {
   recorded_.hold(value, t);
 }
 
-// Which readers wait for which value. Values already present are held at once.
+// Finds the values that readers wait for. Present values are held at once.
 void Recompute::find_waits(std::int32_t index, Open& open) {
   open.waits.clear();
   const auto add = [&](const Wait& wait) {
@@ -108,7 +108,7 @@ void Recompute::find_waits(std::int32_t index, Open& open) {
   });
 }
 
-// Gives a value to its waiting reader, unless backward is past it.
+// Gives a value to its waiting reader, unless backward has passed it.
 void Recompute::give(const Wait& wait, const Tensor& t) {
   if (wait.segment != none_segment) {
     Segment& s = segments_.at(wait.segment);
@@ -121,7 +121,7 @@ void Recompute::give(const Wait& wait, const Tensor& t) {
   }
 }
 
-// Schedules the node that makes a value, if the value is not present.
+// Schedules the node that makes a value, unless the value is present.
 void Recompute::ask(std::uint32_t value, std::uint32_t reader, Open& open) {
   if (value == none || recorded_.is_held(value)) return;
   const std::int32_t producer = recorded_.values[value].producer;
@@ -184,7 +184,7 @@ void Recompute::run(std::uint32_t index, std::int32_t around, Open& open) {
   for (; wait != open.waits.end() && wait->value == node.output; ++wait) give(*wait, output);
 }
 
-// Only a node's result: from its saved tensors, if all are held and there is a shorter way than forward.
+// Recomputes only a node's result: from its saved tensors if all are held and the operator can, else by forward.
 Tensor Recompute::run_output(const Node& node, std::span<const Tensor> inputs) {
   std::array<Tensor, max_saved_tensors> saved;
   const std::span<const SavedEdge> edges = recorded_.saved_of(node);
@@ -199,7 +199,7 @@ Tensor Recompute::run_output(const Node& node, std::span<const Tensor> inputs) {
   return node.type->output_from_saved(node.record, inputs, std::span(saved).first(is_held ? edges.size() : 0));
 }
 
-// A node no longer rereads its operands.
+// Ends a node's claim to reread its operands.
 void Recompute::drop_rereads(std::uint32_t node) noexcept {
   for (const std::uint32_t value : recorded_.inputs_of(recorded_.nodes[node])) {
     if (value == none || --recorded_.values[value].rereads > 0) continue;

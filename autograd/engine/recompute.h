@@ -1,23 +1,23 @@
 #pragma once
-// Recomputation in backward: runs dropped nodes again, from the tensors that their segment kept (segments.h).
+// Recomputation in backward: runs dropped nodes again from the tensors that their segment kept (segments.h).
 //
 // Invariants
-// - A segment is *opened* when backward reaches its last node: a search decides which of its nodes are recomputed, and
-//   how. Segments around it are opened first; inner ones stay closed until backward reaches them.
+// - Backward *opens* a segment when it reaches its last node: a search decides which nodes are recomputed, and how.
+//   Segments around it are opened first; inner ones stay closed until backward reaches them.
 // - A node runs right before the first backward that needs its result, after the nodes that it needs, in the order of
-//   the recording, and at most once each time its segment is opened.
+//   the recording, and at most once per opening of its segment.
 // - A recomputed tensor goes to its waiting readers (a node's Saved, or the sources of an inner segment) and to the
-//   nodes that will reread it; after the last of them it is free.
-// - Bits equal the first run. An operator's record holds everything that its random numbers depend on (RandomSite:
-//   seed, step, site, first sample), so a dropout draws the same mask, and no count advances. context().is_recomputing
+//   nodes that will reread it, and is freed after the last of them.
+// - The bits equal the first run's. An operator's record holds everything that its random numbers depend on (RandomSite:
+//   seed, step, site, first sample), so dropout draws the same mask, and no count advances. context().is_recomputing
 //   keeps operators from updating statistics twice.
 //
 // Example: nodes 0 (mul), 1 (relu) and 2 (exp) of one segment that drops all. Backward reaches node 2:
 //
-//   provide(2)   opens the segment and recomputes all three: 2 is due, it needs 1, and 1 needs 0. Each fills its Saved;
-//                the segment's sources x and w go to node 0
+//   provide(2)   opens the segment and recomputes all three: 2 is due, 2 needs 1, and 1 needs 0. Each fills its Saved;
+//                node 0 reads the segment's sources x and w
 //   provide(1)   nothing is due: node 1 has its saved tensors
-//   provide(0)   the same
+//   provide(0)   nothing is due
 
 #include <cstdint>
 #include <vector>
@@ -30,25 +30,25 @@ class Recompute {
  public:
   Recompute(Recorded& recorded, Segments& segments) : recorded_(recorded), segments_(segments) {}
 
-  /// Makes all tensors that this node's backward reads; called when backward reaches it. Throws as the operators throw,
-  /// and AutogradError where a tensor was overwritten since.
+  /// Recomputes the tensors that the node's backward reads. Throws as the operators throw, and AutogradError when a
+  /// tensor was overwritten.
   void provide(std::uint32_t node);
-  /// Backward is done with the node: its result has no more readers.
+  /// Called after the node's backward: its result has no more readers.
   void pass(std::uint32_t node) noexcept;
-  /// The closed segments around the node release a leaf: no later node reads it.
+  /// Releases a leaf, which no later node reads, from the closed segments around the node.
   void release_leaf(std::uint32_t leaf, std::uint32_t node) noexcept;
 
  private:
   struct Wait {
     std::uint32_t value, reader;
-    std::uint32_t edge;    // in Recorded::saved; none for a segment
-    std::int32_t segment;  // that the value is a source of
+    std::uint32_t edge;    // index in Recorded::saved; none for a segment
+    std::int32_t segment;  // inner segment with the value as a source; none_segment for a node
   };
   // An open segment: the nodes still to be recomputed.
   struct Open : Needed {
     std::vector<Wait> waits;         // in order of the value's producer
     std::vector<std::uint32_t> due;  // nodes to run now
-    std::vector<bool> is_asked;      // per node: whether it was ever due
+    std::vector<bool> is_asked;      // per node, whether it has been due
 
     Mode& mode(std::uint32_t node) { return modes[node - first]; }
   };
@@ -67,7 +67,7 @@ class Recompute {
 
   Recorded& recorded_;
   Segments& segments_;
-  std::uint32_t position_ = 0;  // the node that backward is at
+  std::uint32_t position_ = 0;  // backward's current node
   std::vector<Open> open_;      // the segments around it, by depth
 };
 

@@ -30,7 +30,7 @@ void Recorded::clear() noexcept {
     release(v);
   }
   if (spills) spills->clear();
-  slots_.clear();  // gradients in flight
+  slots_.clear();  // pending gradients
   for (Node& node : nodes) node.type->destroy(node.record);
   nodes.clear();
   values.clear();
@@ -46,7 +46,7 @@ void Recorded::clear() noexcept {
 void Recorded::renew_id() noexcept {
   const std::uint32_t before = std::exchange(id, next_tape_id());
   if (id == before + 1) return;
-  earlier_id_ = before;  // other tapes had the ids in between
+  earlier_id_ = before;  // other tapes have the ids in between
   oldest_id_ = id;
 }
 
@@ -92,7 +92,7 @@ void Recorded::hold(std::uint32_t value, const Tensor& t) {
   Value& v = values[value];
   if (v.holds++ > 0) return;
   v.slot = take_slot(t.detach());
-  v.version = t.storage() ? t.storage()->version() : 0;  // a recomputed one has another storage than before
+  v.version = t.storage() ? t.storage()->version() : 0;  // a recomputed tensor has a new storage
   if (t.storage()) t.storage()->hold_for_backward();
 }
 

@@ -42,7 +42,7 @@ void Segments::end() noexcept {
   try {
     settle(ended);
   } catch (const std::exception&) {
-    // It holds more than it needs. Backward settles it, and reports the error.
+    // It holds more than it needs; backward settles it again and reports the error.
   }
 }
 
@@ -148,8 +148,8 @@ void Segments::keep(const Node& node, std::int32_t closed, std::span<const Tenso
   }
 }
 
-// Whether a value is available while the segment is closed and all around it are open: it came before the segment, or
-// is kept.
+// Whether a value is available while the segment is closed and all around it are open: made before the segment, or kept
+// by it.
 bool Segments::is_kept_for(std::uint32_t value, std::int32_t closed) const {
   const std::int32_t producer = recorded_.values[value].producer;
   if (producer < static_cast<std::int32_t>(at(closed).first_node)) return true;
@@ -157,7 +157,7 @@ bool Segments::is_kept_for(std::uint32_t value, std::int32_t closed) const {
   return node.output == value && node.segment == closed && keeps_output(node.fate);
 }
 
-// Holds the operands of a new node that running the segment again may read.
+// Holds the operands of a new node that recomputing the segment may read.
 void Segments::hold_sources(std::uint32_t node, std::int32_t closed, std::span<const Tensor> inputs) {
   Segment& s = at(closed);
   if (s.sources.empty()) recorded_.unmark_all();
@@ -202,7 +202,7 @@ void Segments::search(std::int32_t index, std::uint32_t end, bool is_ahead, Need
   const auto require = [&](std::uint32_t value, std::uint32_t reader) {
     if (value == none || recorded_.is_marked(value)) return;
     const std::int32_t producer = recorded_.values[value].producer;
-    if (producer >= static_cast<std::int32_t>(end)) return;  // backward is past all its readers
+    if (producer >= static_cast<std::int32_t>(end)) return;  // backward has passed all its readers
     recorded_.mark(value);
     const bool is_there = is_ahead ? is_kept_for(value, index) : recorded_.is_held(value);
     if (is_there) {
@@ -228,7 +228,7 @@ void Segments::search(std::int32_t index, std::uint32_t end, bool is_ahead, Need
       if (!node.needs.any()) {
         // it saves nothing
       } else if (will_keep) {
-        // Its future saved tensors are unknown here: any of its operands, or its result.
+        // Its future saved tensors are unknown: they may be any of its operands, or its result.
         require_operands(node, n);
         if (!keeps_output(node.fate)) require(node.output, n);
       } else if (node.is_dropped) {

@@ -62,7 +62,7 @@ void Spills::before(std::uint32_t next) {
   }
 }
 
-// The values that hold a storage. Empty where its bytes cannot go: one is a leaf, or has a scale, or a store has them.
+// The values on a storage. Empty if its bytes cannot be spilled: one is a leaf or has a scale, or a store has them.
 std::vector<std::uint32_t> Spills::values_on(const memory::Storage* storage) const {
   std::vector<std::uint32_t> list;
   if (storage != nullptr && storage->store()) return list;
@@ -92,7 +92,7 @@ void Spills::begin(std::uint32_t index) {
     entry.state = State::writing;
     return;
   }
-  const auto others = static_cast<std::size_t>(entry.storage.use_count()) - 1;  // than `whole`
+  const auto others = static_cast<std::size_t>(entry.storage.use_count()) - 1;  // without `whole`
   if (others != values.size() || !can_pack(entry.dtype, entry.plan.dtype)) return;
   {
     const PathScope path(entry.path);
@@ -103,7 +103,7 @@ void Spills::begin(std::uint32_t index) {
   leave(index, values);
 }
 
-// Waits until the bytes are written, and releases them; if they have another holder they stay.
+// Waits until the bytes are written and releases them, unless they have another holder or were overwritten.
 void Spills::complete(std::uint32_t index) {
   Entry& entry = entries_[index];
   if (entry.state != State::writing) return;

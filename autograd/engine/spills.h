@@ -1,21 +1,21 @@
 #pragma once
-// Spilling: between forward and backward the bytes of saved tensors wait in a tier (memory/offload/offload.h), or
-// packed, as the plan requires (TapePlan::Spill).
+// Spilling: between forward and backward, bytes of saved tensors wait in a tier (memory/offload/offload.h) or packed, as
+// the plan says (TapePlan::Spill).
 //
 // Invariants
 // - A spill takes a whole storage with all of the tape's values on it. While it is *away* their slots are empty, their
 //   Value::spill names it, and its members record each value's window on the bytes.
-// - It takes bytes that only the tape holds, and that were not written on their way; others stay.
+// - It takes only bytes that the tape holds exclusively and that are not overwritten meanwhile; others stay.
 // - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
-// - Backward's first read of a member brings all of them back. Tensors that a recomputed segment keeps are not spilled
+// - Backward's first read of a member brings all members back. Tensors that a recomputed segment keeps are not spilled
 //   again.
 //
 // Example: {node 0, result, offload, away_after 1, gone_after 3, back_before 4} of y, which node 0 makes
 //
-//   before(2)           node 1 was recorded: the write of y begins; it is still here
-//   before(4)           node 3 was recorded: y is written, and its bytes are free
-//   prefetch_before(4)  backward is at node 4: the bytes are taken again and the read begins
-//   bring_back(y)       a backward reads y, and waits until it is read
+//   before(2)           node 1 was recorded: begins to write y, which is still here
+//   before(4)           node 3 was recorded: waits for the write and frees y's bytes
+//   prefetch_before(4)  backward is at node 4: takes memory again and begins to read
+//   bring_back(y)       a backward needs y: waits for the read
 
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,7 @@ class Spills {
  public:
   Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<Tier> tier);
 
-  /// Ready for the next recording; drops spilled bytes.
+  /// Drops spilled bytes and prepares the next recording.
   void clear() noexcept;
 
   /// Notes the storages of a new node's tensors that are to be spilled.
@@ -41,24 +41,24 @@ class Spills {
   /// Begins the reads due before the backward of a node.
   void prefetch_before(std::uint32_t node);
 
-  // For a spilled value: one whose Value::spill is set.
+  // For a spilled value, whose Value::spill is set.
 
-  /// Restores it and all others on its bytes to their slots.
+  /// Restores all values on its bytes to their slots.
   void bring_back(std::uint32_t value);
-  /// It has no more readers; the last call drops the bytes.
+  /// Drops a value without readers; dropping the last value on the bytes drops them.
   void forget(std::uint32_t value) noexcept;
-  /// Its storage's version when it was spilled.
+  /// The storage's version when it was spilled.
   std::uint32_t version(std::uint32_t value) const { return entry_of(value).version; }
   KeptTensor kept_tensor(std::uint32_t value) const;
 
-  /// Bytes here of packed tensors and of running reads, beside the slots.
+  /// Bytes here of packed tensors and of running reads, which no slot holds.
   std::size_t bytes_here() const;
 
  private:
   enum class State : std::uint8_t {
-    here,     // never spilled, or back
-    writing,  // here, and being written to the tier
-    away      // no value of the tape has its bytes
+    here,     // not spilled yet, or back
+    writing,  // here, being written to the tier
+    away      // out of the tape's slots
   };
   // A value on the spilled bytes, and its window on them.
   struct Member {
@@ -98,7 +98,7 @@ class Spills {
   std::shared_ptr<Tier> tier_;
   std::vector<Entry> entries_;          // by node
   std::vector<Event> events_;           // of the forward, in order
-  std::vector<std::uint32_t> returns_;  // of the backward: entries, the first to come back at the front
+  std::vector<std::uint32_t> returns_;  // entries in the order in which backward reads them back
   std::size_t next_event_ = 0, next_return_ = 0;
 };
 
