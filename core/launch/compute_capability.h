@@ -1,11 +1,11 @@
 #pragma once
-// The compute capability of CUDA devices, where memory depends on it: a layer makes other copies for products that the
-// device has units for.
+// The compute capability of CUDA devices. Memory depends on it: a layer makes other copies if the device has units for
+// its products.
 //
 // Policy
-// - A real device is asked, once.
-// - A dry device has the capability of the GPU of its number, so that a machine measures what it predicted.
-// - Without such a GPU it has the capability of an H100, or of the scope's choice: `thimble plan --hardware`.
+// - A real device is queried once.
+// - A dry device has the capability of the GPU of its number, so that a prediction holds for the machine it is made on.
+// - Without such a GPU it has an H100's. AssumedCapability overrides both (`thimble plan --hardware`).
 
 #include <string>
 
@@ -31,20 +31,19 @@ class AssumedCapability {
   int before_;
 };
 
-// ---- Whether f32 products on a CUDA device may be computed in TF32: operands rounded to 11 significant bits (f32 has
-// 24), sums in f32. Several times as fast on tensor cores, with a relative error up to 2^-11 of each operand, so it is
-// off by default.
+// ---- TF32 for f32 products on a CUDA device: operands rounded to 11 significant bits (f32 has 24), sums in f32. It is
+// several times as fast on tensor cores, with a relative error up to 2^-11 of each operand, and off by default.
 //
 //   const Tf32Scope fast(true);
 //
 // Policy
-// - It affects f32 operands of products and convolutions by cuBLASLt and cuDNN, and of attention, whose kernels run on
-//   tensor cores in heads of 16, 32, ..., 128 (core/kernels/cuda_workspace.h); forward and backward. Other kernels,
+// - It affects f32 operands of products and convolutions by cuBLASLt and cuDNN, and of attention, whose kernels use
+//   tensor cores for heads of 16, 32, ..., 128 (core/kernels/cuda_workspace.h), in forward and backward. Other kernels,
 //   other dtypes and the CPU ignore it.
-// - A run is deterministic with and without it, and predicted bytes are equal. Results differ: a run that is compared,
-//   resumed or recomputed has it on throughout or off throughout.
+// - A run is deterministic with and without it, and predicted bytes are equal. Results differ, so it must not change
+//   within a run that is compared, resumed or recomputed.
 
-/// In this thread; false by default.
+/// Whether this thread allows it.
 bool allows_tf32() noexcept;
 
 /// Sets it for a scope.

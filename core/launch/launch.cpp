@@ -15,7 +15,7 @@ constexpr std::uint32_t moving = std::uint32_t{1} << 31;
 
 constinit thread_local int depth = 0;
 constinit thread_local memory::Device device_in_use = cpu;
-std::atomic<std::uint32_t> gate{0};  // launches of all threads, and the bit `moving`
+std::atomic<std::uint32_t> gate{0};  // number of launching threads, and the bit `moving`
 
 Guard::Guard(memory::Device device) noexcept : before_(device_in_use) {
   device_in_use = device;
@@ -63,7 +63,7 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
     throw DeviceError("pin: " + describe(tensor) + " has no data: a dry device runs no kernels");
   }
   fetch_parameters(tensor);
-  const launch_detail::Guard guard(tensor.device());  // while it counts, no block moves
+  const launch_detail::Guard guard(tensor.device());  // no block moves meanwhile
   if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
 }
 

@@ -1,11 +1,10 @@
 #pragma once
-// Launching is the only place where storages become addresses. On a dry device it does nothing. An operator first
+// Only launches and pins turn storages into addresses. On a dry device a launch does nothing. An operator first
 // allocates, then launches; inside a launch nothing may allocate or free.
 //
-// Launches and block moves (memory/arena/arena.h) exclude each other: one atomic word counts the launches of all
-// threads and has a bit for "blocks are being moved". A launch adds one and, finding the bit, takes it back and waits;
-// a mover sets the bit and waits until the count is 0. Neither waits forever, because a launch takes no lock of an
-// arena.
+// Launches and block moves (memory/arena/arena.h) exclude each other: one atomic word counts the launching threads and
+// has a bit for "blocks are being moved". A launch adds one; if the bit is set, it subtracts one and waits. A mover sets
+// the bit and waits until the count is 0. Neither waits forever, because a launch takes no lock of an arena.
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
@@ -20,12 +19,12 @@ namespace launch_detail {
 [[noreturn]] void refuse_away(const Tensor& t);
 }  // namespace launch_detail
 
-/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Writers call
+/// Resolves tensors to addresses; made by `launch` and Pin, and valid while they last. Writers call
 /// Storage::bump_version.
 class Addresses {
  public:
-  /// First element of the tensor; null when it is undefined or has no elements. Throws AwayError for a parameter that
-  /// is away.
+  /// First element of the tensor; null if it is undefined or has no elements. Throws AwayError for a parameter that is
+  /// away.
   void* operator()(const Tensor& t) const {
     if (!t.storage()) return nullptr;
     std::byte* const first = t.storage()->address(access_);
@@ -45,18 +44,18 @@ class Addresses {
   friend class Pin;
 };
 
-/// True inside a launch of this thread. Arenas refuse to allocate then; the tests' malloc interposer checks it.
+/// Whether this thread is inside a launch. Arenas then refuse to allocate; the tests' malloc interposer checks it.
 bool is_launching() noexcept;
 
 /// The device that this thread's launch runs kernels on; the cpu outside a launch.
 memory::Device launching_device() noexcept;
 
-/// True while any thread of the process is inside a launch; kernels' worker threads see it too.
+/// Whether any thread of the process is inside a launch, also in kernels' worker threads.
 bool is_any_thread_launching() noexcept;
 
 namespace launch_detail {
-/// Nesting depth of this thread's launches, for code that reads it at every allocation; other code calls
-/// is_launching(). constinit avoids an initialisation check at each access.
+/// Nesting depth of this thread's launches, for code on the path of every allocation; other code calls is_launching().
+/// constinit avoids an initialisation check at each access.
 extern constinit thread_local int depth;
 
 /// Counts this thread as launching; nested launches count once.
@@ -71,8 +70,8 @@ struct Guard {
 };
 }  // namespace launch_detail
 
-/// While one lives no launch runs or begins: blocks may be moved. Waits for the launches of other threads to end. Must
-/// not be made inside a launch. Does nothing on a dry device, which launches nothing.
+/// Keeps launches from running during its life, so that blocks may be moved. The constructor waits for the launches of
+/// other threads, and must not be called inside a launch. Does nothing on a dry device.
 class NoLaunches {
  public:
   explicit NoLaunches(memory::Device device) noexcept;
@@ -92,10 +91,10 @@ void launch(memory::Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
-/// A raw pointer for reading: the block does not move while the Pin lives; compaction slides the others around it. On a
-/// CUDA device it is an address of that device, for transfers and kernels; the host cannot read through it. Fetches a
-/// parameter that is away and keeps it while the Pin lives. Throws DeviceError on a dry device, and as
-/// ParameterStore::fetch does.
+/// A raw pointer for reading. The block does not move while the Pin lives; compaction slides others around it. On a CUDA
+/// device it is a device address, for transfers and kernels, not for the host. Fetches a parameter that is away and keeps
+/// it here while the Pin lives. Throws ShapeError (undefined), DeviceError on a dry device, and as ParameterStore::fetch
+/// does.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
@@ -104,7 +103,7 @@ class Pin {
   Pin& operator=(const Pin&) = delete;
 
   const void* data() const { return address(); }
-  /// Throws DTypeError when T is not the tensor's element type, DeviceError when the tensor is not on the cpu.
+  /// Throws DTypeError unless T is the tensor's element type, DeviceError unless the tensor is on the cpu.
   template <class T>
   const T* as() const {
     check_dtype(dtype_of<T>);
@@ -121,7 +120,7 @@ class Pin {
   Addresses addresses_;
 };
 
-/// The same for writing: an in-place write of the tensor. While it lives, the tape treats these bytes as modified.
+/// A Pin for writing in place. While it lives, the tape treats the bytes as modified.
 class WritePin final : public Pin {
  public:
   explicit WritePin(const Tensor& tensor);

@@ -10,13 +10,13 @@
 namespace thimble {
 namespace {
 
-// Paths live for the whole program, one per module. They use separate chunks of memory: small blocks that are never
-// freed would keep the heap from shrinking, wherever they lie.
+// Paths are never freed, one per module. They have separate chunks of memory, because small blocks scattered over the
+// heap would keep it from shrinking.
 struct PathTable {
   std::mutex mutex;
   std::pmr::monotonic_buffer_resource pieces{std::size_t{4} << 10};
   std::pmr::deque<std::pmr::string> names{1, &pieces};
-  // Keys view into `leaf_names`: lookups on every forward allocate nothing.
+  // Keys are views of `leaf_names`, so that lookups allocate nothing.
   std::pmr::deque<std::pmr::string> leaf_names{&pieces};
   std::pmr::map<std::pair<PathId, std::string_view>, PathId> children{&pieces};
 };

@@ -1,6 +1,6 @@
 #pragma once
-// Ambient state that affects results or bytes: the context of a thread, which scopes change and restore, and the
-// Settings of the process (core/settings.h). There is no other.
+// All ambient state that affects results or bytes is here, per thread, changed and restored by scopes, or in the
+// process's Settings (core/settings.h).
 
 #include <cstdint>
 #include <memory>
@@ -21,17 +21,17 @@ class StepBlock;
 }
 
 struct ThreadContext {
-  Tape* tape = nullptr;                        ///< records when set (autograd/tape.h)
+  Tape* tape = nullptr;                        ///< the recording tape (autograd/tape.h)
   PathId path = 0;                             ///< module path that labels allocations and nodes
   std::shared_ptr<memory::Resource> resource;  ///< for tensors on its device; defaults to default_resource
   RandomGenerator* generator = nullptr;        ///< defaults to a thread-local generator with seed 0
   Transaction* transaction = nullptr;          ///< stages the side effects of a step (core/tensor/transaction.h)
-  bool is_recomputing = false;                 ///< during recomputation: operators must have no side effects
-  bool allows_tf32 = false;    ///< f32 products of a CUDA device may be in TF32 (core/launch/compute_capability.h)
-  int assumed_capability = 0;  ///< of dry CUDA devices (core/launch/compute_capability.h); 0 assumes none
+  bool is_recomputing = false;                 ///< operators must have no side effects
+  bool allows_tf32 = false;                    ///< for f32 products on a CUDA device (core/launch/compute_capability.h)
+  int assumed_capability = 0;                  ///< of dry CUDA devices, unless 0 (core/launch/compute_capability.h)
   std::shared_ptr<ParameterStore> parameter_store;  ///< receives new parameters (core/tensor/parameter_store.h)
   ParameterUse* parameter_use = nullptr;            ///< the step or evaluation in progress
-  kernels::StepBlock* step_block = nullptr;         ///< of the step being captured (core/kernels/shared/step_numbers.h)
+  kernels::StepBlock* step_block = nullptr;         ///< of a step being captured (core/kernels/shared/step_numbers.h)
 };
 
 /// This thread's context.
@@ -47,7 +47,7 @@ PathId join_path(PathId parent, std::string_view name);
 /// The dotted path of an id; the view stays valid for the life of the program.
 std::string_view path_name(PathId id);
 
-/// Puts `name` under the current path for a scope.
+/// Appends `name` to the current path for a scope.
 class PathScope {
  public:
   explicit PathScope(std::string_view name) : before_(context().path) { context().path = join_path(before_, name); }
@@ -98,18 +98,17 @@ class NoGrad {
   Tape* before_;
 };
 
-// ---- Whether functions that differ between training and evaluation (dropout, attention's dropout, batch norm) train
-// or evaluate. Layers open a scope by their mode (nn/layers/module.h), nn::Trainer opens one around its evaluation, a
-// hand-written loop opens one itself:
+// ---- Training or evaluation, for functions that differ between them (dropout, attention's dropout, batch norm). Layers
+// open a scope by their mode (nn/layers/module.h), nn::Trainer around its evaluation, a hand-written loop like this:
 //
 //   const EvaluationScope evaluating;
 //   const NoGrad off;
 //   const double loss = item(mse_loss(net(x), y));
 
-/// On this thread; false outside of scopes.
+/// Whether this thread evaluates; false outside scopes.
 bool is_evaluating() noexcept;
 
-/// Evaluates for a scope, or trains where `is_evaluating` is false.
+/// Evaluates for a scope, or trains if `is_evaluating` is false.
 class EvaluationScope {
  public:
   explicit EvaluationScope(bool is_evaluating = true) noexcept;

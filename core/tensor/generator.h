@@ -1,15 +1,15 @@
 #pragma once
 // The state of random numbers: a seed and a step, no stream. Every random number is a function of (seed, step, site,
-// global sample index, element), so a recompute, a micro-batch or another thread count draws the same.
+// global sample index, element), so recomputation, micro-batches and other thread counts draw the same numbers.
 //
 // The site of a call
 // - Calls are counted under each module path; a site is a hash of path and count.
 // - A pass (from start_pass to end_pass: a training step or one of its micro-batches) counts from zero, so that a
-//   repeated step draws the same.
+//   repeated step draws the same numbers.
 // - Calls outside passes have a separate count and domain: noise drawn between steps never equals a step's noise,
-//   however often a step is retried. Each step resets that count, so that a resumed run draws the same. Numbers drawn
-//   between a step and the checkpoint after it are drawn again when the run resumes.
-// - Initial values (nn/layers/init.h) have a third count. At step 0, where models are made, they have the domain of
+//   however often a step is retried. Each step resets this count, so that a resumed run draws the same numbers. Numbers
+//   drawn between a step and the checkpoint after it are drawn again when the run resumes.
+// - Initial values (nn/layers/init.h) have a third count. At step 0, when models are made, they have the domain of
 //   passes: a module that draws under its parameters' path repeats their random words in the first step.
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace thimble {
 
-/// The descriptor that a random operator keeps instead of a mask: everything its numbers depend on.
+/// A random operator keeps this instead of a mask: everything that its numbers depend on.
 struct RandomSite {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
@@ -39,15 +39,15 @@ class RandomGenerator {
   void start_pass(std::int64_t first_sample = 0);
   void end_pass() noexcept;
   bool is_in_pass() const noexcept { return is_in_pass_; }
-  /// Goes to a step (a resume sets it; Transaction::commit advances it): ends the pass and zeroes every count.
+  /// Sets the step (for a resume, or Transaction::commit), ends the pass and zeroes every count.
   void set_step(std::uint64_t step);
 
-  /// Random calls of the present or last pass, by path; missing paths had none.
+  /// Number of random calls of the current or last pass, by path; 0 for missing paths.
   const std::vector<std::uint32_t>& calls() const noexcept { return in_pass_; }
 
   /// The next random call under `path`.
   RandomSite next_site(PathId path);
-  /// The next site for initial values; within a pass and after step 0 the same as next_site.
+  /// The next site for initial values; within a pass and after step 0, next_site.
   RandomSite next_initial_site(PathId path);
 
  private:
@@ -61,7 +61,7 @@ class RandomGenerator {
   Calls in_pass_, outside_, initial_;
 };
 
-/// Passes start inside its scope; its end ends the last pass, unless the scope lies in a pass itself.
+/// A scope for passes: its end ends the last pass, unless the scope began inside a pass.
 class PassScope {
  public:
   explicit PassScope(RandomGenerator& generator) : generator_(generator), was_in_pass_(generator.is_in_pass()) {}

@@ -1,10 +1,10 @@
 #pragma once
-// An allocator for single objects of one size that are made and freed all the time: handles, not tensor data.
+// An allocator for single objects that are made and freed all the time: handles, not tensor data.
 //
 // Policy
-// - Each thread keeps up to `most` freed objects for its next ones and asks the heap only beyond that. They return to
-//   the heap when the thread ends, or by release_recycled().
-// - With AddressSanitizer nothing is kept, so that use after free is found.
+// - Each thread keeps up to `most` freed objects of one size for reuse. They return to the heap when the thread ends, or
+//   by release_recycled().
+// - Under AddressSanitizer nothing is kept, so that it finds use after free.
 
 #include <cstddef>
 #include <new>
@@ -13,7 +13,7 @@
 namespace thimble {
 namespace recycled_detail {
 
-/// Freed objects of one size (the first one's) in this thread.
+/// This thread's freed objects, all of the first one's size.
 class Bin {
  public:
   static constexpr std::size_t most = 1 << 14;
@@ -25,7 +25,7 @@ class Bin {
     --here().count_;
     return piece;
   }
-  /// False when it is full.
+  /// False when the bin is full.
   static bool put(void* at, std::size_t bytes) noexcept {
     if (is_gone() || here().count_ == most) return false;
     if (here().first_ == nullptr) here().piece_bytes_ = bytes;
@@ -44,7 +44,7 @@ class Bin {
   };
   Bin() = default;
   ~Bin() {
-    is_gone() = true;  // objects that outlive the thread's variables go to the heap
+    is_gone() = true;  // objects freed later go to the heap
     clear();
   }
   void clear() noexcept {

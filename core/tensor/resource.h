@@ -1,6 +1,6 @@
 #pragma once
-// The one interface for memory. Policies (ledger, limit, trace) are decorators that own their upstream by shared_ptr;
-// the arena at the bottom owns the address range.
+// The interface of all memory resources. Policies (ledger, limit, trace) are decorators that own their upstream by
+// shared_ptr; the arena at the bottom owns the address range.
 
 #include <atomic>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace thimble {
 
-/// The purpose of a block. Every block has exactly one category at any time.
+/// The purpose of a block. Every block has exactly one category.
 enum class Category : std::uint8_t {
   parameter,
   gradient,
@@ -44,19 +44,18 @@ struct Request {
 
 namespace memory {
 
-/// One allocation. Its resource owns it and may move it while no launch runs and it is not pinned: `address` is looked
-/// up at each launch, never kept. On a dry device `address` is a number, never dereferenced. The handle itself never
-/// moves.
+/// One allocation. Its resource owns it, and may move it unless a launch runs or it is pinned, so `address` is looked up
+/// at each launch and never kept. On a dry device `address` is never dereferenced. The handle never moves.
 struct Block {
   std::byte* address = nullptr;
   std::size_t bytes = 0;  ///< as requested
   Category category = Category::temporary;
   PathId path = 0;
-  std::atomic<std::uint32_t> pins{0};  ///< above 0: the block stays where it is (core/launch/launch.h, Pin)
+  std::atomic<std::uint32_t> pins{0};  ///< above 0 the block must not move (Pin in core/launch/launch.h)
 };
 
-/// A source of blocks on one device. All calls are thread-safe. `allocate` gives the strong guarantee: when it throws
-/// (OutOfMemory), nothing has changed.
+/// A source of blocks on one device. All calls are thread-safe. When `allocate` throws (OutOfMemory), nothing has
+/// changed.
 class Resource {
  public:
   virtual ~Resource() = default;

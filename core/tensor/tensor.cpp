@@ -72,7 +72,7 @@ void Tensor::set_requires_grad(bool requires_grad) const {
   }
   if (leaf_->is_frozen == !requires_grad) return;
   leaf_->is_frozen = !requires_grad;
-  leaf_->tape_ref = {};  // a recording tape asks again
+  leaf_->tape_ref = {};  // so that a recording tape looks again
   leaf_->grad = Tensor();
 }
 

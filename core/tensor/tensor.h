@@ -1,6 +1,6 @@
 #pragma once
 // A tensor is a value handle: a storage, a shape, strides (in elements), an offset and a dtype. Copies alias; `clone()`
-// (core/ops/copy.h) copies. Operators are functions (autograd/functions.h).
+// (core/ops/copy.h) copies bytes. Operators are functions (autograd/functions.h).
 
 #include <cstdint>
 #include <memory>
@@ -18,27 +18,27 @@ namespace thimble {
 struct Leaf;
 class Transaction;
 
-/// A tensor's value on its tape. Opaque outside autograd/; tape 0 means on no tape.
+/// A tensor's value on its tape. Opaque outside autograd/; tape 0 means no tape.
 struct TapeRef {
   std::uint32_t tape = 0;
   std::uint32_t value = 0;
 };
 
-/// How a tensor that is not a leaf depends on leaves that need a gradient. detach() makes it a constant.
+/// The dependence of a non-leaf tensor on leaves that need a gradient. detach() makes it a constant.
 enum class Origin : std::uint8_t {
-  constant,    ///< it does not
-  recorded,    ///< through recorded operations
-  unrecorded,  ///< through an unrecorded operation; a tape treats it as a constant
-  gradient     ///< it is a gradient or computed from one; detach it to use it as a constant
+  constant,    ///< depends on none
+  recorded,    ///< depends on them through recorded operators
+  unrecorded,  ///< depends on them through an unrecorded operator; a tape treats it as a constant
+  gradient     ///< is a gradient or computed from one; detach it to use it as a constant
 };
 
 class Tensor {
  public:
-  /// No tensor: defined() is false. Operators use it for "not kept" and "no gradient".
+  /// An undefined tensor. Operators use it for "not kept" and "no gradient".
   Tensor() = default;
 
-  /// A dense row-major tensor whose elements are not set. Takes its bytes from the context's resource for `device`.
-  /// Throws ShapeError (negative or overflowing sizes), OutOfMemory, DeviceError.
+  /// A dense row-major tensor with unset elements, in the context's resource for `device`. Throws ShapeError (negative or
+  /// overflowing sizes), OutOfMemory, DeviceError.
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
                       Category category = Category::temporary);
   /// Like empty, with the dtype and device of `like`.
@@ -51,46 +51,43 @@ class Tensor {
   /// Size along an axis; negative axes count from the end. Throws ShapeError.
   std::int64_t size(int axis) const { return shape_[normalize_axis("size", axis, shape_.rank())]; }
   int rank() const noexcept { return shape_.rank(); }
-  /// Number of elements.
   std::int64_t elements() const noexcept { return elements_; }
-  /// elements() x size of one: the bytes of a dense copy, not rounded.
+  /// Bytes of a dense copy, not rounded.
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
   std::int64_t offset() const noexcept { return offset_; }
   DType dtype() const noexcept { return dtype_; }
   memory::Device device() const noexcept { return device_; }
   /// Dense row-major without gaps.
   bool is_contiguous() const noexcept;
-  /// True when no other handle (tensor, tape, module) shares the storage: its bytes may be reused in place.
+  /// Whether no other handle (tensor, tape, module) shares the storage, so that its bytes may be reused in place.
   bool is_unshared() const noexcept { return storage_ && storage_.use_count() == 1; }
-  /// Null when there are no elements.
+  /// Null without elements.
   const std::shared_ptr<memory::Storage>& storage() const noexcept { return storage_; }
 
-  /// Another window on the same storage; the caller checks bounds (core/tensor/view.h has checked ones). Carries
-  /// neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
+  /// Another window on the same storage, on no tape and no leaf; the caller checks bounds (core/tensor/view.h has checked
+  /// windows). Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
   Tensor window(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
-  /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined means
-  /// 1.
+  /// Scales of quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Null means 1.
   const std::shared_ptr<const Tensor>& scale() const noexcept { return scale_; }
   void set_scale(Tensor scale);
 
-  /// Makes this tensor (and its later copies) a leaf: backward accumulates its gradient. Throws DTypeError when it is
-  /// not floating.
+  /// Makes this tensor (and its later copies) a leaf: backward accumulates its gradient. Throws DTypeError unless it is
+  /// floating.
   Tensor& require_grad();
-  /// Freezes a leaf (false) or thaws it, for all of its handles. A frozen leaf is a constant everywhere: nothing is
-  /// kept, computed or accumulated for it, and its gradient is dropped, so that no optimizer updates it. Throws
-  /// AutogradError when this is not a leaf.
+  /// Freezes a leaf (false) or thaws it, for all of its handles. A frozen leaf is a constant: nothing is kept, computed
+  /// or accumulated for it, and its gradient is dropped, so that no optimizer updates it. Throws AutogradError unless
+  /// this is a leaf.
   void set_requires_grad(bool requires_grad) const;
-  /// A leaf that is not frozen.
+  /// Whether this is a leaf that is not frozen.
   bool requires_grad() const noexcept;
-  /// The accumulated gradient of a leaf; an undefined tensor before the first backward. Throws AutogradError when this
-  /// is not a leaf.
+  /// The accumulated gradient of a leaf, undefined before the first backward. Throws AutogradError unless this is a leaf.
   Tensor& grad() const;
 
-  /// The same value on its tape, without the bytes: for Tape::backward, when the result has no other reader.
+  /// The tensor's value on its tape without the bytes, for Tape::backward of a result that has no other reader.
   Tensor without_bytes() const;
 
-  /// Same storage, on no tape and no leaf: a constant.
+  /// A constant with the same storage, on no tape and no leaf.
   Tensor detach() const;
 
   const std::shared_ptr<Leaf>& leaf() const noexcept { return leaf_; }
@@ -122,12 +119,11 @@ class Tensor {
 struct Leaf {
   Tensor grad;
   TapeRef tape_ref;                    ///< its value on the tape that saw it last
-  bool is_trained = false;             ///< by that tape
-  bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
-  bool is_input = false;               ///< trained by every tape: the step's input from another stage
-                                       ///< (optim/pipeline.h)
+  bool is_trained = false;             ///< whether that tape trains it
+  bool is_frozen = false;              ///< needs no gradient now (Tensor::set_requires_grad)
+  bool is_input = false;               ///< every tape trains it: a step's input from another stage (optim/pipeline.h)
   Transaction* transaction = nullptr;  ///< the step that restores grad if it fails (core/tensor/transaction.h)
-  /// The members of modules that hold this leaf as a parameter (nn/layers/module.h); null where the handle is gone.
+  /// The members of modules that hold this leaf as a parameter (nn/layers/module.h); null once the handle is gone.
   std::vector<std::shared_ptr<Tensor* const>> members = {};
 };
 
@@ -141,7 +137,7 @@ inline Origin Tensor::origin_unrecorded() const noexcept {
 /// "f32 (2, 3) on cpu".
 std::string describe(const Tensor& tensor);
 
-/// Throws DeviceError, which says how to mend it, where both operands of `operation` are defined and on two devices.
+/// Throws DeviceError, with a fix, if the operands of `operation` are defined and on different devices.
 void check_one_device(std::string_view operation, const Tensor& a, const Tensor& b);
 
 }  // namespace thimble

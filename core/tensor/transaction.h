@@ -1,7 +1,7 @@
 #pragma once
-// A step is a transaction: a forward's side effects (batch-norm statistics, the generator's step) are staged and
-// committed when the whole step has succeeded; the gradients it adds to are set aside; buffers that a loss writes in
-// place are kept. A step that throws leaves no trace.
+// A step is a transaction: a forward's side effects (batch-norm statistics, the generator's step) are staged, and
+// committed once the whole step has succeeded; copies keep the gradients that it adds to, and buffers that a loss writes
+// in place. A step that throws leaves no trace.
 
 #include <array>
 #include <cstdint>
@@ -14,21 +14,21 @@
 
 namespace thimble {
 
-/// A change of state found by one forward, such as batch statistics: separate from the state, so that ranks can
-/// exchange their findings and each applies all changes in the order of one rank (optim/ranks.h).
+/// A change of state found by one forward, such as batch statistics. It is separate from the state, so that ranks can
+/// exchange their changes and each can apply all of them in the order of a single rank (optim/ranks.h).
 struct StateUpdate {
-  Tensor found;                       ///< f64, dense; undefined when not used
+  Tensor found;                       ///< f64, dense; undefined if unused
   std::array<Tensor, 3> state;        ///< to be changed
-  double number = 0;                  ///< batch norm: the momentum; FP8: the margin
-  std::int64_t step = 0;              ///< FP8: the recorded step
-  DType dtype = DType::f32;           ///< FP8: of the codes
-  std::int64_t row = 0;               ///< FP8: the operand's row of the state
+  double number = 0;                  ///< batch norm's momentum, or FP8's margin
+  std::int64_t step = 0;              ///< FP8's recorded step
+  DType dtype = DType::f32;           ///< of FP8's codes
+  std::int64_t row = 0;               ///< of the state, for an FP8 operand
   std::int64_t micro_batch = 0;       ///< of this rank
   void (*apply)(const StateUpdate&);  ///< changes writable_state(state[i])
 };
 
-/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves
-/// earlier gradients untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
+/// While a transaction lives on this thread, `staged(target)` is a private copy of a state tensor, and backward leaves
+/// earlier gradients untouched. `commit()` writes the copies back, keeps the new gradients and advances the generator
 /// by one step. Destruction without commit drops the copies and restores the earlier gradients.
 class Transaction {
  public:
@@ -37,20 +37,20 @@ class Transaction {
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
 
-  /// The pending value of `target`, initially equal to it; later changes in the same step see earlier ones.
+  /// The pending value of `target`, initially equal to it; later changes in the step see earlier ones.
   Tensor staged(const Tensor& target);
-  /// Called before `leaf`'s gradient is written: from then on it belongs to this step. An earlier gradient is copied
-  /// once (its bytes count twice until the step ends); without one this costs nothing.
+  /// Called before a write to `leaf`'s gradient, which then belongs to this step. Copies an earlier gradient once, so its
+  /// bytes count twice until the step ends; without one this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Called before state is written in place (keep_state): keeps a copy of its whole storage from the first write on,
-  /// which counts until the step ends and is restored unless the step commits.
+  /// Called before an in-place write of state (keep_state). At the first write keeps a copy of its whole storage, whose
+  /// bytes count until the step ends, and which is restored unless the step commits.
   void keep(const Tensor& target);
-  /// Stops keeping: the writes after it are the step's updates.
+  /// Stops keeping; later writes are the step's updates.
   void end_keeping() noexcept { is_keeping_ = false; }
-  /// Drops staged and deferred changes of state tensors and restores the ones written in place; leaves gradients and
+  /// Drops staged and deferred changes of state tensors, and restores the ones written in place; leaves gradients and
   /// the generator unchanged.
   void drop_state() noexcept;
-  /// From now on state changes wait (defer()) until the caller applies them.
+  /// Makes later state changes wait (defer()) until the caller applies them.
   void defer_updates() noexcept { defers_ = true; }
   bool defers() const noexcept { return defers_; }
   void defer(StateUpdate update);
@@ -59,7 +59,7 @@ class Transaction {
   /// The deferred changes, in order of arrival.
   std::vector<StateUpdate>& deferred() noexcept { return updates_; }
   void commit();
-  /// Frees this thread's room for the next transaction.
+  /// Frees the tables that this thread keeps for its next transaction.
   static void release_room() noexcept;
   std::size_t staged_count() const noexcept { return entries_.size(); }
 
@@ -69,10 +69,10 @@ class Transaction {
   };
   struct GradientBefore {
     std::shared_ptr<Leaf> leaf;
-    Tensor grad;               // earlier value; undefined when there was none
-    Transaction* transaction;  // that had staged it before
+    Tensor grad;               // earlier gradient, or undefined
+    Transaction* transaction;  // earlier one that staged it, or null
   };
-  /// Empty tables that reuse the room of this thread's last transaction: a steady step does not allocate.
+  /// Empty tables with the capacity of this thread's last transaction, so that a steady step does not allocate.
   struct Tables {
     std::vector<Entry> entries;
     std::vector<GradientBefore> gradients;
@@ -89,19 +89,19 @@ class Transaction {
   bool defers_ = false;
   std::int64_t micro_batch_ = 0;
   RandomGenerator& generator_;
-  PassScope pass_;  // a step's random calls do not count after it
+  PassScope pass_;  // a step's random calls do not affect later counts
   Transaction* before_;
 };
 
-/// Where an operator writes a change of `target`: its staged copy inside a transaction, else `target` itself.
+/// The tensor to which an operator writes a change of `target`: its staged copy inside a transaction, else `target`.
 Tensor writable_state(const Tensor& target);
 
-/// Called before every in-place write of a tensor (copy_into, fill, fill_normal, WritePin): inside a transaction it
-/// keeps a module's buffer or parameter (Transaction::keep), so that a failed step restores it; not one in a parameter
-/// store.
+/// Called before every in-place write of a tensor (copy_into, fill, fill_normal, WritePin). Inside a transaction keeps a
+/// module's buffer or parameter (Transaction::keep), unless it is in a parameter store, so that a failed step restores
+/// it.
 void keep_state(const Tensor& target);
 
-/// The transaction that defers state changes (StateUpdate); null when they apply at once.
+/// The transaction that defers state changes (StateUpdate); null if they apply at once.
 Transaction* deferring_transaction() noexcept;
 
 }  // namespace thimble

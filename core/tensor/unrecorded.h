@@ -6,8 +6,8 @@
 
 namespace thimble {
 
-/// Throws AutogradError while a tape records, when `t` needs a gradient: a leaf that is not frozen, or a recorded value
-/// that depends on one. `instead` names the recorded function. Operators' bodies and backward run unrecorded.
+/// Throws AutogradError if a tape records and `t` needs a gradient: a leaf that is not frozen, or a recorded value that
+/// depends on one. `instead` names the recorded function. Operators' bodies and backward run unrecorded.
 void check_unrecorded(const char* function, const Tensor& t, const char* instead);
 
 }  // namespace thimble

@@ -10,8 +10,8 @@
 namespace thimble::view {
 namespace {
 
-// Strides of t's elements under `shape`, where they exist. Splits both shapes into the smallest groups of neighbouring
-// axes with equal products; a group of old axes must be laid out without gaps, and the new axes divide it.
+// Strides of t's elements under `shape`, if they exist. Splits both shapes into the smallest groups of neighbouring axes
+// with equal products; a group of old axes must have no gaps, and the new axes divide it.
 std::optional<Shape> reshaped_strides(const Tensor& t, const Shape& shape) {
   Shape strides = contiguous_strides(shape);
   if (t.elements() == 0 || t.is_contiguous()) return strides;
@@ -118,7 +118,7 @@ Tensor slice(const Tensor& t, int axis, std::int64_t begin, std::int64_t end, st
                      std::to_string(step) + " does not fit axis " + std::to_string(a) + " of " + describe(t));
   }
   Shape shape = t.shape(), strides = t.strides();
-  step = std::min(step, std::max<std::int64_t>(1, shape[a]));  // a longer one leaves one element as well
+  step = std::min(step, std::max<std::int64_t>(1, shape[a]));  // a longer step also leaves one element
   shape[a] = (end - begin + step - 1) / step;
   strides[a] *= step;
   return t.window(shape, strides, t.offset() + begin * t.strides()[a]);

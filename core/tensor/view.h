@@ -1,6 +1,6 @@
 #pragma once
-// Other windows on the same storage. Only the layout rules: no tape sees them, and they throw AutogradError where they
-// would cut a gradient (core/tensor/unrecorded.h). Programs use the differentiable functions of the same names.
+// Windows on the same storage, unrecorded: they throw AutogradError where they would cut a gradient
+// (core/tensor/unrecorded.h). Programs use the differentiable functions of the same names.
 
 #include <span>
 #include <vector>
@@ -10,27 +10,27 @@
 namespace thimble::view {
 
 /// The same elements in row-major order under another shape; one size may be -1. Throws ShapeError when the counts
-/// differ or the strides do not allow it without a copy.
+/// differ or the strides require a copy.
 Tensor reshape(const Tensor& t, const Shape& shape);
 /// `shape` with its -1 replaced. Throws ShapeError.
 Shape resolve_shape(const char* operation, const Shape& shape, std::int64_t elements);
-/// True when reshape(t, shape) needs no copy.
+/// Whether reshape(t, shape) needs no copy.
 bool can_reshape(const Tensor& t, const Shape& shape);
 
-/// Axes in another order: result axis i is t's axis order[i].
+/// Axis i of the result is t's axis order[i].
 Tensor permute(const Tensor& t, std::span<const int> order);
 Tensor permute(const Tensor& t, std::initializer_list<int> order);
-/// Two axes swapped.
+/// Swaps two axes.
 Tensor transpose(const Tensor& t, int axis0 = -2, int axis1 = -1);
 /// Elements [begin, end) with `step` > 0 along an axis; 0 <= begin <= end <= size.
 Tensor slice(const Tensor& t, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 /// Consecutive slices of the given sizes, which sum to the axis.
 std::vector<Tensor> split(const Tensor& t, int axis, std::span<const std::int64_t> sizes);
-/// Without an axis of size 1.
+/// Removes an axis of size 1.
 Tensor squeeze(const Tensor& t, int axis);
-/// With a new axis of size 1 before `axis` (-1: at the end).
+/// Adds an axis of size 1 before `axis`, or at the end for -1.
 Tensor unsqueeze(const Tensor& t, int axis);
-/// Axes of size 1 (and missing leading axes) repeated to `shape` with stride 0.
+/// Repeats axes of size 1 and missing leading axes to `shape` with stride 0.
 Tensor expand(const Tensor& t, const Shape& shape);
 
 }  // namespace thimble::view
