@@ -1,5 +1,5 @@
 #pragma once
-// Reads untrusted bytes: integers of a stated byte order, checked sizes, names that are safe to print.
+// For untrusted bytes: integers of a given byte order, checked sizes, names that are safe to print.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,18 +38,18 @@ constexpr void store_le(T value, std::byte* bytes) noexcept {
   for (std::size_t i = 0; i < sizeof(T); ++i) bytes[i] = static_cast<std::byte>((value >> (8 * i)) & 0xff);
 }
 
-/// Bytes of a dense array. nullopt when a size is negative or when the product of the element size and all sizes
-/// exceeds 2^63 - 1, counting a size of zero as one, so that strides fit too.
+/// Bytes of a dense array. nullopt when a size is negative or the product of the element size and all sizes exceeds
+/// 2^63 - 1; a size of zero counts as one there, so that strides fit too.
 std::optional<std::uint64_t> checked_bytes(std::span<const std::int64_t> shape, std::size_t element_bytes) noexcept;
 
 /// Index of the first byte that is neither 0 nor 1, the only values a C++ bool may hold; bytes.size() when all are.
 std::size_t find_invalid_bool(std::span<const std::byte> bytes) noexcept;
 
-/// `text` in single quotes for an error message: printable ASCII as it is, every other byte as \xNN, cut after
-/// `longest` characters ("'wte.weight'", "'a\x00b'...").
+/// `text` in single quotes for an error message: printable ASCII unchanged, other bytes as \xNN, cut after `longest`
+/// characters ("'wte.weight'", "'a\x00b'...").
 std::string quote(std::string_view text, std::size_t longest = 64);
 
-/// The parts of `text` between separators: one more than there are separators.
+/// The parts of `text` between separators, at least one.
 std::vector<std::string_view> split(std::string_view text, char separator);
 
 /// The bytes of a string, array or vector, without copying.

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "eight bytes are taken as one number");
 
-// tables[0] is the sum of one byte; tables[k] the sum of a byte followed by k zeros ("slicing by 8").
+// tables[0] has the sums of one byte, tables[k] of a byte followed by k zeros ("slicing by 8").
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
 
 constexpr Tables make_tables() {

@@ -1,5 +1,5 @@
 #pragma once
-// CRC-32C: the checksum of the project's own files (nn/files/safetensors.h, nn/log/tensorboard.h).
+// CRC-32C, the checksum of the project's files (nn/files/safetensors.h, nn/log/tensorboard.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace thimble {
 
 /// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, initial and final value all ones; RFC 3720 appendix B.4):
 /// "123456789" gives 0xE3069283. Detects every change within 32 consecutive bits. `crc` is the sum of the bytes before
-/// these, so a long input can be summed in parts. Uses the processor's instruction where there is one.
+/// these, so a long input can be summed in parts. Uses the processor's instruction if it has one.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
 std::uint32_t crc32c(std::string_view text, std::uint32_t crc = 0) noexcept;
 
-/// The same by tables, on every machine: the oracle for the instruction.
+/// crc32c by tables on every machine: the oracle for the instruction.
 std::uint32_t crc32c_by_tables(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
 
 }  // namespace thimble

@@ -49,7 +49,7 @@ bool is_temporary(std::string_view name, std::string_view stem) {
          digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Whether the name still refers to `descriptor`'s file.
+// Whether `name` still refers to the descriptor's file.
 bool is_there(int folder, const char* name, int descriptor) {
   struct stat held {
   }, named{};
@@ -64,7 +64,7 @@ bool hold(const std::string& path, int descriptor) {
 }
 
 bool remove_if_stale(int folder, const char* name) {
-  // For writing, because a network file system locks nothing else exclusively; O_NONBLOCK, because a pipe would wait.
+  // Opened for writing, because network file systems lock only such files exclusively. O_NONBLOCK: a pipe would wait.
   const int descriptor = ::openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return false;
   struct stat facts {};
@@ -129,14 +129,14 @@ std::string followed(const std::string& path) {
   return result;
 }
 
-/// fsyncs the path's folder: the name stays there, or stays away. Null, or what cannot be done, with errno.
+/// fsyncs the path's folder, which makes a new or removed name durable. Returns null, or the failed action with errno.
 const char* keep_name(const std::string& path) {
   const int folder = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return "cannot open its folder for fsync";
   const int error = ::fsync(folder) == 0 ? 0 : errno;
   ::close(folder);
   errno = error;
-  // EINVAL: this file system has no folder state to make durable.
+  // EINVAL: this file system keeps no folder state.
   return error == 0 || error == EINVAL ? nullptr : "cannot fsync its folder";
 }
 
@@ -165,7 +165,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   if (temporary.descriptor < 0) fail("cannot create " + temporary.path, temporary.error);
   descriptor_ = temporary.descriptor;
   temporary_ = std::move(temporary.path);
-  // Best effort: a foreign owner may forbid it, and the content matters more than the bits.
+  // Best effort: another owner's file may forbid it, and the content matters more than the bits.
   if (exists) static_cast<void>(::fchmod(descriptor_, mode));
 }
 
@@ -193,7 +193,7 @@ void AtomicFile::write(std::string_view text) { write(std::as_bytes(std::span(te
 void AtomicFile::commit() {
   if (descriptor_ < 0) throw FileError(path_, size_, "cannot commit twice");
   if (::fsync(descriptor_) != 0) fail("cannot fsync", errno);
-  // Rename before closing: the lock keeps others from removing it as stale. fsync has already reported I/O errors.
+  // Rename before closing: the lock keeps other processes from removing it as stale. fsync has reported I/O errors.
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename " + temporary_, errno);
   temporary_.clear();
   ::close(descriptor_);

@@ -9,7 +9,7 @@
 
 namespace thimble {
 
-/// A regular file open for reading at any offset; several threads may read at once.
+/// A regular file open for reading at any offset; threads may read concurrently.
 class InputFile {
  public:
   /// Throws FileError when the file cannot be opened or is not a regular file.

@@ -28,7 +28,7 @@ constexpr std::size_t longest_prefix = 12;  // magic, version, u32 length
 struct Descr {
   std::string_view text;
   DType dtype;
-  bool is_unsigned = false;  ///< half of the dtype's bytes
+  bool is_unsigned = false;  ///< has half of the dtype's bytes
 };
 constexpr std::array<Descr, 10> descrs{{{"<f8", DType::f64},
                                         {"<f4", DType::f32},
@@ -47,8 +47,8 @@ std::string allowed_descrs() {
   return text;
 }
 
-// Reads the Python dict {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } and nothing more general: a value
-// is a quoted string, True or False, or a tuple of integers.
+// Reads a Python dict like {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }. A value is a quoted string, True
+// or False, or a tuple of integers.
 class DictReader {
  public:
   DictReader(std::string_view text, std::uint64_t offset, const std::string& path)
@@ -188,10 +188,10 @@ class DictReader {
   std::size_t at_ = 0;
   NpyHeader header_;
   bool has_descr_ = false, has_order_ = false, has_shape_ = false, is_unsigned_ = false;
-  std::size_t is_fortran_at_ = 0;  // where the dict has it; 0 when absent
+  std::size_t is_fortran_at_ = 0;  // position of `True` in the dict, or 0
 };
 
-// Where the dict begins and ends in the file.
+// The dict's range in the file.
 struct Extent {
   std::size_t begin = 0;
   std::uint64_t end = 0;
@@ -322,7 +322,7 @@ std::string npy_header(DType dtype, std::span<const std::int64_t> shape) {
       "{'descr': '" + std::string(descr->text) + "', 'fortran_order': False, 'shape': (" + sizes + "), }";
   // NumPy leaves room for the outermost size to grow to 21 digits without moving the data.
   if (!shape.empty()) dict.append(21 - std::to_string(shape[0]).size(), ' ');
-  // Magic, version, length and newline are 11 bytes; 1 to 64 spaces fill up to a multiple of 64.
+  // Magic, version, length and newline are 11 bytes; 1 to 64 spaces pad to a multiple of 64.
   dict.append(64 - (11 + dict.size()) % 64, ' ');
   dict += '\n';
   std::string header = std::string(magic) + std::string("\x01\x00", 2);

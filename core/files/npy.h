@@ -1,10 +1,10 @@
 #pragma once
 // NumPy's .npy files, format versions 1.0, 2.0 and 3.0 (numpy.lib.format): the magic "\x93NUMPY", two version bytes,
-// the header's length (u16 in 1.0, u32 after), a Python dict ending in a newline, then the elements, row-major.
+// the header's length (u16 in 1.0, else u32), a Python dict ending in a newline, then the elements, row-major.
 //
-// Element types: '<f8' '<f4' '<f2' '<i8' '<i4' '|i1' '|u1' '|b1', that is f64 f32 f16 i64 i32 i8 u8 bool; one-byte
-// types also with '<', '>' or '=' for '|', as cnpy writes them. '<u2' is read as i32 and '<u4' as i64, which hold their
-// values. Sizes may end in L, as Python 2 wrote them. The format cannot name bf16 and fp8; convert to f32 first.
+// Element types: '<f8' '<f4' '<f2' '<i8' '<i4' '|i1' '|u1' '|b1' for f64 f32 f16 i64 i32 i8 u8 bool. One-byte types may
+// have '<', '>' or '=' for '|', as cnpy writes them. '<u2' is read as i32 and '<u4' as i64, which hold their values.
+// Sizes may end in L, as Python 2 wrote them. The format has no bf16 and fp8; convert to f32 first.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +21,14 @@ namespace thimble {
 struct NpyHeader {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  ///< at most max_rank sizes; empty for a scalar
-  std::uint64_t data_offset = 0;    ///< where the elements begin in the file
+  std::uint64_t data_offset = 0;    ///< of the elements in the file
   std::uint64_t data_bytes = 0;     ///< of the elements in `dtype`
-  std::uint64_t file_bytes = 0;     ///< of the elements in the file, which ends after them; half of data_bytes for
-                                    ///< unsigned types
-  /// '<u2' and '<u4': i32 and i64 in memory.
+  std::uint64_t file_bytes = 0;     ///< of the elements in the file; half of data_bytes for unsigned types
+  /// '<u2' or '<u4', read as i32 or i64.
   bool is_unsigned() const noexcept { return file_bytes != data_bytes; }
 };
 
-/// A whole array in memory, elements as in the file: row-major, little-endian.
+/// A whole array in memory; elements are row-major and little-endian.
 struct NpyArray {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;
@@ -38,13 +37,12 @@ struct NpyArray {
 
 /// Reads the header from the first bytes of a file of `file_bytes` bytes (`start` may be the whole file). Throws
 /// FileError naming `path`, the byte and the reason: not a .npy file, a header cut short or longer than 65,536 bytes, a
-/// dict with missing, doubled or unknown keys, an unsupported element type, big-endian or column-major (fortran_order)
-/// data of more than one axis, a negative, overflowing or too long shape, a file with fewer or more bytes than the
-/// shape needs.
+/// dict with missing, repeated or unknown keys, an unsupported element type (all big-endian ones are), column-major
+/// (fortran_order) data of more than one axis, a negative, overflowing or too long shape, a file size that does not fit
+/// the shape.
 NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path);
 
-/// Reads an array from the bytes of a whole file. Throws as parse_npy_header, and FileError for a bool that is neither
-/// 0 nor 1.
+/// Reads an array from the bytes of a whole file. Throws as parse_npy_header, and for a bool that is neither 0 nor 1.
 NpyArray parse_npy(std::span<const std::byte> file, const std::string& path);
 
 /// Reads the header of a file. Throws as parse_npy_header.
@@ -57,12 +55,12 @@ void read_npy_data(const std::string& path, const NpyHeader& header, std::span<s
 /// Reads a file whole. Throws as parse_npy.
 NpyArray read_npy(const std::string& path);
 
-/// The header in front of the elements, a multiple of 64 bytes, exactly as NumPy 2 writes it (version 1.0). Throws
-/// DTypeError for bf16 and fp8, ShapeError for negative or too many sizes.
+/// The bytes before the elements, a multiple of 64, exactly as NumPy 2 writes them (version 1.0). Throws DTypeError for
+/// bf16 and fp8, ShapeError for negative or too many sizes.
 std::string npy_header(DType dtype, std::span<const std::int64_t> shape);
 
-/// Writes an array: row-major, little-endian elements. The file appears under its name only when complete. Throws
-/// DTypeError and ShapeError as npy_header, ShapeError when the size of `data` does not fit the shape, FileError.
+/// Writes an array of row-major, little-endian elements, atomically. Throws DTypeError and ShapeError as npy_header,
+/// ShapeError when the size of `data` does not fit the shape, FileError.
 void write_npy(const std::string& path, DType dtype, std::span<const std::int64_t> shape,
                std::span<const std::byte> data);
 
@@ -70,9 +68,8 @@ void write_npy(const std::string& path, DType dtype, std::span<const std::int64_
 /// FileError as read_npy() does, OutOfMemory, DeviceError.
 Tensor load_npy(const std::string& path, memory::Device device = cpu, Category category = Category::input);
 
-/// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8, which the format
-/// cannot name (convert to f32), and for quantized tensors, whose scales it cannot hold; DeviceError on a dry device,
-/// which has no values; FileError.
+/// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8 (convert to f32) and for
+/// quantized tensors, whose scales the format cannot hold; DeviceError on a dry device, which has no values; FileError.
 void save_npy(const std::string& path, const Tensor& t);
 
 }  // namespace thimble

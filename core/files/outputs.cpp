@@ -37,7 +37,7 @@ bool is_safetensors(std::string_view head, std::uint64_t bytes) {
 bool is_checkpoint(std::string_view head, std::uint64_t bytes) {
   return is_safetensors(head, bytes) && has(head, "\"thimble.step_count\"");
 }
-/// safetensors files of other programs have no sums.
+/// Other programs' safetensors files have no checksums.
 bool is_weights(std::string_view head, std::uint64_t bytes) {
   return is_safetensors(head, bytes) && has(head, "\"thimble.crc32c\"") && !is_checkpoint(head, bytes);
 }
@@ -56,7 +56,7 @@ bool is_tokens(std::string_view head, std::uint64_t) {
   return head.size() >= 4 && load_le<std::uint32_t>(reinterpret_cast<const std::byte*>(head.data())) == magic;
 }
 
-/// Names of columns in the first line.
+/// Looks for the names of columns in the first line.
 template <const char* Text>
 bool is_csv(std::string_view head, std::uint64_t) {
   return has(head.substr(0, head.find('\n')), Text);
@@ -76,7 +76,7 @@ bool is_picture(std::string_view head, std::uint64_t) {
 bool is_index(std::string_view head, std::uint64_t) { return head.starts_with("# Commands and flags"); }
 bool is_never(std::string_view, std::uint64_t) { return false; }
 
-/// Identifies a file: by its number in the file system if it exists, else by its future name.
+/// Identifies a file: by device and inode if it exists, else by its future name.
 struct Identity {
   bool exists = false;
   dev_t device = 0;
@@ -99,7 +99,7 @@ struct Identity {
   }
 };
 
-/// Whether `path` is a name of the output's infix.
+/// Whether `path` is the output's path, its infix and a number.
 bool is_of_infix(const std::string& path, const Output& output) {
   if (output.infix.empty() || output.path.empty()) return false;
   const auto in_its_folder = [](const std::string& given) {
@@ -122,13 +122,13 @@ bool is_regular(const std::string& path) {
   return fs::is_regular_file(path, error);
 }
 
-/// What is at `path`: 0 where there is nothing, or nothing can be seen.
+/// The type of the file at `path`; 0 if there is none, or it cannot be seen.
 mode_t type_at(const std::string& path) {
   struct stat facts {};
   return ::stat(path.c_str(), &facts) == 0 ? facts.st_mode & S_IFMT : 0;
 }
 
-/// By a name like /dev/stdout, wherever it has been redirected to.
+/// Whether `path` names standard output, like /dev/stdout, wherever it is redirected to.
 bool is_standard_output(const std::string& path) {
   struct stat there {
   }, own{};
@@ -149,13 +149,13 @@ bool is_kind(const std::string& path, const FileKind& kind) {
   return kind.is(head, file.bytes());
 }
 
-/// File names that folders of models and adapters are read by.
+/// Whether a folder of a model or adapters is read by files of this name.
 bool is_read_by_name(const std::string& name) {
   return name.ends_with(".json") ||
          (name.ends_with(".safetensors") && (name.starts_with("model") || name.starts_with("adapter_model")));
 }
 
-/// Whether the existing file `output` would be read in a folder: by its name, or because no option writes its kind.
+/// Whether reading a folder reads the existing file `output`: because of its name, or because it is of another kind.
 bool is_read_in(const std::string& folder, const Output& output) {
   std::error_code error;
   const Identity own(output.path);
@@ -258,7 +258,7 @@ void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>&
     }
     check_kind(output, overwrites);
     try {
-      AtomicFile(output.path).write("x");  // tests that it can be written; without a commit nothing changes
+      AtomicFile(output.path).write("x");  // a test; without a commit nothing changes
     } catch (const FileError& error) {
       throw ValueError(output.option + ": " + error.what());
     }

@@ -7,7 +7,7 @@
 
 namespace thimble {
 
-/// Bytes of the UTF-8 character at the start of the non-empty `text`; 0 when it is invalid (RFC 3629).
+/// Bytes of the UTF-8 character at the start of the non-empty `text`; 0 if it is invalid (RFC 3629).
 std::size_t utf8_length(std::string_view text);
 
 /// `text` made safe for a terminal: control characters (which begin escape sequences) and invalid UTF-8 become \xNN,
