@@ -37,7 +37,7 @@ using memory::cuda;
 using memory::dry;
 using memory::to_string;
 
-/// Reads what to_string writes ("cuda" means "cuda:0"). Throws ValueError with the allowed forms.
+/// The inverse of to_string; "cuda" means "cuda:0". Throws ValueError, naming the expected forms.
 memory::Device parse_device(std::string_view text);
 
 }  // namespace thimble

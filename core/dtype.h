@@ -1,6 +1,6 @@
 #pragma once
-// Element types. All of them are storage types for any tensor; floating arithmetic is done in f32 (f64 for f64) with
-// conversion at load and store, integers compute in i64.
+// Element types. A tensor can store any of them. Floating types compute in f32 (f64 in f64), with conversion at load and
+// store; integers compute in i64.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ constexpr std::string_view to_string(DType dtype) noexcept {
   return names[static_cast<int>(dtype)];
 }
 
-/// Reads what to_string writes. Throws ValueError with the allowed names.
+/// The inverse of to_string. Throws ValueError, naming the expected names.
 DType parse_dtype(std::string_view text);
 
 /// The DType of a C++ type: dtype_of<float> == DType::f32.
@@ -86,7 +86,7 @@ decltype(auto) visit(DType dtype, F&& f) {
   __builtin_unreachable();
 }
 
-/// The type arithmetic is done in: f64 in double, every other floating type in float, integers and bool in i64.
+/// The type of arithmetic: double for f64, float for the other floating types, i64 for integers and bool.
 enum class ComputeType : std::uint8_t { f32, f64, i64 };
 constexpr ComputeType compute_type(DType dtype) noexcept {
   if (dtype == DType::f64) return ComputeType::f64;

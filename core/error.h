@@ -44,7 +44,7 @@ class AutogradError : public Error {
   using Error::Error;
 };
 
-/// A plan cannot be made or kept (used by checkpointing and by the budget planner).
+/// A plan cannot be made or kept.
 class PlanError : public Error {
  public:
   using Error::Error;
@@ -64,7 +64,7 @@ class FileError : public Error {
   std::uint64_t offset_;
 };
 
-/// A rank failed, did not answer in time, or sent what the receiver does not expect (dist/communicator.h).
+/// A rank failed, did not answer in time, or sent an unexpected message (dist/communicator.h).
 class RankError : public Error {
  public:
   RankError(int rank, const std::string& text) : Error(text), rank_(rank) {}
@@ -75,22 +75,22 @@ class RankError : public Error {
   int rank_;
 };
 
-/// A launch or a pin names a parameter whose bytes are away and were not fetched: its module path, its size and how to
-/// fetch it (core/tensor/parameter_store.h).
+/// A launch uses a parameter whose bytes are away and were not fetched (core/tensor/parameter_store.h). The message has
+/// its module path, its size and a way to fetch it.
 class AwayError : public Error {
  public:
   using Error::Error;
 };
 
-/// A request for memory failed. State is intact; the request can be repeated.
+/// A request for memory failed. Nothing has changed, and the request can be repeated.
 class OutOfMemory : public Error {
  public:
   struct Facts {
-    std::size_t requested_bytes = 0;     ///< of the request
+    std::size_t requested_bytes = 0;
     std::size_t in_use_bytes = 0;        ///< live bytes at that moment
     std::size_t peak_bytes = 0;          ///< largest live bytes so far
-    std::size_t capacity_bytes = 0;      ///< limit of the resource; 0 when unbounded
-    std::size_t largest_free_bytes = 0;  ///< the largest block it could have served
+    std::size_t capacity_bytes = 0;      ///< limit of the resource; 0 if unbounded
+    std::size_t largest_free_bytes = 0;  ///< the largest request that would have succeeded
   };
 
   OutOfMemory(const std::string& message, Facts facts) : Error(message), facts_(facts) {}

@@ -11,7 +11,7 @@
 namespace thimble {
 namespace {
 
-/// The first number of OMP_NUM_THREADS; 0 when unset.
+/// The first number in OMP_NUM_THREADS, or 0.
 int asked_threads() noexcept {
   const char* const text = std::getenv("OMP_NUM_THREADS");
   int count = 0;

@@ -1,12 +1,12 @@
 #pragma once
-// Process-wide settings. Each changes bits or workspaces, so a plan's key names it (kernels::describe_compute). All
+// Process-wide settings. Each changes bits or workspaces, so a plan's key includes it (kernels::describe_compute). All
 // other ambient state is per thread (core/tensor/context.h).
 
 #include <atomic>
 
 namespace thimble {
 
-/// Written and checked by the functions named here; read by every launch.
+/// Set through the functions named here, and read by every launch.
 struct Settings {
   std::atomic<int> threads;  ///< of kernels: set_thread_count (core/threads/parallel.h)
   std::atomic<int> isa;      ///< a kernels::Isa: kernels::set_isa (core/kernels/cpu/base/isa.h)
@@ -15,8 +15,8 @@ struct Settings {
   std::atomic<int> bf16_unit, int8_unit;
 };
 
-/// The process's settings. Defaults: OMP_NUM_THREADS or all processors, the best instruction set, units by measured
-/// rates.
+/// The process's settings. Defaults: OMP_NUM_THREADS or all available processors, the best instruction set, units by
+/// measured rates.
 Settings& settings() noexcept;
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
 #pragma once
-// Sizes of a tensor, outermost first; also used for strides (in elements).
+// Sizes of a tensor, outermost first, or its strides (in elements).
 
 #include <array>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace thimble {
 
 inline constexpr int max_rank = 8;
 
-/// Up to eight 64-bit sizes. Default: rank 0, a scalar.
+/// Up to eight 64-bit sizes; by default none, a scalar.
 class Shape {
  public:
   Shape() = default;
@@ -46,10 +46,10 @@ std::string to_string(const Shape& shape);
 /// Strides of a dense row-major tensor.
 Shape contiguous_strides(const Shape& shape);
 
-/// The axis in 0 .. rank - 1 for -rank <= axis < rank. Throws ShapeError naming `operation`.
+/// Maps an axis in [-rank, rank) to [0, rank). Throws ShapeError naming `operation`.
 int normalize_axis(const char* operation, int axis, int rank);
 
-/// The shape two operands broadcast to (NumPy's rules). Throws ShapeError naming `operation` and both shapes.
+/// The shape to which two operands broadcast (NumPy's rules). Throws ShapeError naming `operation` and both shapes.
 Shape broadcast(const char* operation, const Shape& a, const Shape& b);
 
 }  // namespace thimble

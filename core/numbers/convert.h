@@ -1,5 +1,5 @@
 #pragma once
-// Conversion between element types: one rule per pair of types, used by casts, kernels' loads and stores, and files.
+// Conversion between element types, by the same rules in casts, kernels' loads and stores, and files.
 //
 //   to \ from      floating                                   integer or bool
 //   floating       nearest, ties to even, rounded once;       nearest, ties to even, rounded once
@@ -8,9 +8,8 @@
 //                  NaN becomes 0
 //   bool           x != 0 (NaN is true)                       x != 0
 //
-// `Fp8Overflow::saturate` changes one rule: values too large for an FP8 destination, infinities included, become its
-// largest finite value. Other destinations ignore it. Narrowing a NaN to 16 or 8 bits keeps its sign but not its
-// payload.
+// With `Fp8Overflow::saturate`, values too large for an FP8 destination, infinities included, become its largest finite
+// value; other destinations ignore it. Narrowing a NaN to 16 or 8 bits keeps its sign but not its payload.
 
 #include <cstdint>
 #include <limits>
@@ -31,8 +30,8 @@ inline constexpr T integer_min = std::numeric_limits<T>::min();
 template <class T>
 inline constexpr T integer_max = std::numeric_limits<T>::max();
 
-/// The bits of an f64 NaN as f32, and of an f32 NaN as f64, as processors convert them: quiet, with the sign and as
-/// much of the payload as fits. A GPU's f32 units know only one NaN.
+/// The bits of an f64 NaN as f32, and of an f32 NaN as f64, as processors convert them: quiet, with the sign and the
+/// upper bits of the payload. A GPU's f32 units know only one NaN.
 THIMBLE_HD constexpr std::uint32_t narrowed_nan(std::uint64_t bits) noexcept {
   return static_cast<std::uint32_t>(bits >> 63 << 31 | 0x7FC00000u | (bits >> 29 & 0x3FFFFFu));
 }
@@ -76,14 +75,13 @@ THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Over
   }
 }
 
-/// Converts `n` contiguous elements. The ranges must not overlap unless the dtypes are equal (then it is a move of
-/// bytes, which keeps NaN payloads).
+/// Converts `n` contiguous elements. The ranges must not overlap unless the dtypes are equal: that moves bytes, and keeps
+/// NaN payloads.
 void convert(const void* src, DType from, void* dst, DType to, std::int64_t n,
              Fp8Overflow overflow = Fp8Overflow::nonfinite);
 
-/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements, may be 0 or negative) as the
-/// compute type. `dst` is contiguous and must not overlap `src`. Exact where `from` computes in that type
-/// (compute_type); otherwise by the table above.
+/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements, may be 0 or negative) as f32 or f64.
+/// `dst` is contiguous and must not overlap `src`. Exact if that is compute_type(from), else by the table above.
 void load_f32(const void* src, DType from, std::int64_t stride, float* dst, std::int64_t n);
 void load_f64(const void* src, DType from, std::int64_t stride, double* dst, std::int64_t n);
 void load_i64(const void* src, DType from, std::int64_t stride, std::int64_t* dst, std::int64_t n);

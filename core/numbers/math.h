@@ -1,22 +1,21 @@
 #pragma once
-// Elementary functions for kernels. The float forms are branch-free (only +, -, *, / and bit arithmetic, no call), so a
-// loop over them vectorizes, and they give the same bits in every instruction set as long as the compiler does not
-// contract a * b + c (-ffp-contract=off; for CUDA -fmad=false). Errors are in units in the last place of the exact
-// result, against the double functions: tested for every float where the function bends (for exp and sigmoid 2^-8 <=
-// |x| <= 104, log 1/16 .. 16, tanh and erf 2^-6 up to saturation), every 101st elsewhere. Subnormals are kept, with the
-// same errors; NaN gives the operand's NaN, made quiet. The double forms are the standard library's.
+// Elementary functions for kernels. The float forms have no branches and calls (only +, -, *, / and bit arithmetic), so
+// loops over them vectorize. They give the same bits in every instruction set if the compiler does not contract
+// a * b + c (-ffp-contract=off; for CUDA -fmad=false). Errors are in units in the last place of the exact result, by
+// comparison with the double functions: of every float where the function bends (for exp and sigmoid 2^-8 <= |x| <= 104,
+// log 1/16 .. 16, tanh and erf 2^-6 up to saturation), of every 101st elsewhere. Subnormals are kept, with equal errors;
+// NaN gives the operand's NaN, made quiet. The double forms are the standard library's.
 //
-// Methods are the classical ones (W. J. Cody, W. Waite, "Software Manual for the Elementary Functions", 1980): exact
-// argument reduction in two parts, then a minimax polynomial; each comment names the interval and the polynomial's
-// relative error.
+// The methods are classical (W. J. Cody, W. Waite, "Software Manual for the Elementary Functions", 1980): exact argument
+// reduction in two parts, then a minimax polynomial. Each comment has the interval and the polynomial's relative error.
 
 #include <cstdint>
 
 #include <thimble/core/config.h>
 #include <thimble/core/numbers/bits.h>
 
-// The standard library's function of a double. As a compiler builtin where there is one: thimble.h then does without
-// <cmath>, whose special functions take longer to parse than all of Thimble's functions.
+// The standard library's function of a double, as a compiler builtin if possible: thimble.h then does without <cmath>,
+// whose special functions take longer to parse than all of Thimble's functions.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #define THIMBLE_STD_MATH(function) __builtin_##function
 #else
@@ -40,12 +39,12 @@ THIMBLE_HD inline std::uint32_t bits_of(float x) noexcept { return bit_cast<std:
 THIMBLE_HD inline float from_bits(std::uint32_t bits) noexcept { return bit_cast<float>(bits); }
 THIMBLE_HD inline std::uint32_t magnitude_of(float x) noexcept { return bits_of(x) & ~sign_bit; }
 
-/// The result, or x made quiet where x is NaN.
+/// The result, or x made quiet if it is NaN.
 THIMBLE_HD inline float unless_nan(float x, std::uint32_t result) noexcept {
   return from_bits(select_if_less(infinity_bits, magnitude_of(x), bits_of(x) | quiet_bit, result));
 }
 
-/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit. Compares bits.
+/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit.
 THIMBLE_HD inline float clamp_magnitude(float x, float limit) noexcept {
   const std::uint32_t magnitude = magnitude_of(x), most = bits_of(limit);
   return from_bits((magnitude < most ? magnitude : most) | (bits_of(x) & sign_bit));
@@ -73,7 +72,7 @@ THIMBLE_HD inline Exponential exp_parts(float x) noexcept {
   return {(r * r * q + r) + 1.0f, static_cast<std::int32_t>(bits_of(shifted) - bits_of(shifter))};
 }
 
-/// e^x for any x but NaN (which gives any number).
+/// e^x; NaN gives some number.
 THIMBLE_HD inline float exp_of_number(float x) noexcept {
   // Beyond 104 the result is infinity or zero; |exponent| <= 150 from here on.
   const Exponential e = exp_parts(clamp_magnitude(x, 104.0f));
@@ -84,23 +83,23 @@ THIMBLE_HD inline float exp_of_number(float x) noexcept {
   return e.value * first * second;
 }
 
-/// The same for |x| <= 87, where the result is a normal number.
+/// e^x for |x| <= 87, where the result is a normal number.
 THIMBLE_HD inline float exp_of_moderate(float x) noexcept {
   const Exponential e = exp_parts(x);
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127) << 23);
 }
 
-/// e^-a of a >= 0, given by its bits: the bits of exp_of_number(-a) in fewer steps. 2^exponent in two factors, the
-/// second constant.
+/// e^-a for the bits of a number a >= 0: the bits of exp_of_number(-a) in fewer steps. 2^exponent is in two factors, of
+/// which the second is constant.
 THIMBLE_HD inline float exp_of_negative(std::uint32_t a) noexcept {
   constexpr std::uint32_t most = 0x42D00000u;  // 104
   const Exponential e = exp_parts(-from_bits(a < most ? a : most));
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127 + 64) << 23) * 0x1p-64f;
 }
 
-/// sigmoid(x), bit by bit, for processors with slow divisions and fast fused multiply-adds: `reciprocal` is 1 / (1 +
-/// e^-|x|) within 2 units in the last place. One step of Newton makes it exact to half a unit, except below 2, and the
-/// quotient's remainder rounds it as a division does: tests/cuda/cuda_words_test.cpp.
+/// The bits of sigmoid(x), for processors with slow divisions and fast fused multiply-adds: `reciprocal` is 1 / (1 +
+/// e^-|x|) within 2 units in the last place. A Newton step makes it exact to half a unit, except below 2, and the
+/// quotient's remainder rounds it as a division does (tests/cuda/cuda_words_test.cpp).
 THIMBLE_HD inline float sigmoid_by(float x, float reciprocal) noexcept {
   const float e = exp_of_negative(magnitude_of(x)), d = 1.0f + e;
   float r = __builtin_fmaf(reciprocal, __builtin_fmaf(-d, reciprocal, 1.0f), reciprocal);
@@ -200,8 +199,8 @@ THIMBLE_HD inline float erf(float x) noexcept {
 }
 THIMBLE_HD inline double erf(double x) noexcept { return THIMBLE_STD_MATH(erf)(x); }
 
-/// x where |a| < b, else y; also y where a is NaN. The float form has no branch: with a conditional the compiler may
-/// move arithmetic on x or y behind it, and a loop over it is then no vector loop (select_if_less).
+/// x if |a| < b, else y, also if a is NaN. The float form has no branch, so that loops over it vectorize
+/// (select_if_less).
 template <class T>
 THIMBLE_HD inline T select_if_near(T a, T b, T x, T y) noexcept {
   return a < b && T(0) - a < b ? x : y;
@@ -219,7 +218,7 @@ struct Normal {
 };
 
 /// Relative errors grow with x^2, which is rounded before it becomes an exponent. Largest found (every 37th float): cdf
-/// 5.7e-7 for |x| < 4, 1.2e-6 below 8, 4.1e-6 below 13; bell 3.1e-7, 1.0e-6, 3.9e-6. From |x| = 13.2 on bell stays at
+/// 5.7e-7 for |x| < 4, 1.2e-6 below 8, 4.1e-6 below 13; bell 3.1e-7, 1.0e-6, 3.9e-6. From |x| = 13.2 on, bell stays at
 /// e^-87. NaN gives NaN in cdf.
 THIMBLE_HD inline Normal<float> normal(float x) noexcept {
   using namespace detail;
@@ -265,7 +264,7 @@ THIMBLE_HD inline double sigmoid(double x) noexcept {
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 
-/// A number type that has these functions itself, for device kernels.
+/// A number type with these functions as members, for device kernels.
 template <class T>
 concept OwnFunctions = requires(T x) {
   x.sigmoid();

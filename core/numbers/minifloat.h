@@ -12,7 +12,7 @@ namespace thimble {
 /// The result of values too large for an FP8 format, infinity included. (The 16-bit formats always overflow to
 /// infinity, which a gradient scaler detects.)
 enum class Fp8Overflow : std::uint8_t {
-  nonfinite,  ///< infinity where the format has one, NaN where not (E4M3)
+  nonfinite,  ///< infinity, or NaN if the format has no infinity (E4M3)
   saturate,   ///< the largest finite value, sign kept; NaN stays NaN
 };
 
@@ -36,7 +36,7 @@ struct Layout<double> {
 
 /// A sign-magnitude format of 1 + exponent_bits + mantissa_bits bits with gradual underflow and IEEE bias. `max_code`
 /// is the largest finite magnitude; the next code is the result of overflow without saturation (infinity, or NaN in a
-/// format without infinity). `nan_code` is the one NaN that encoding produces (the sign is kept).
+/// format without infinity). `nan_code` is the only NaN that encoding produces, with the operand's sign.
 template <class BitsType, int exponent_bits_, int mantissa_bits_, unsigned max_code_, unsigned nan_code_>
 struct Format {
   using Bits = BitsType;
@@ -47,9 +47,9 @@ struct Format {
   static constexpr unsigned nan_code = nan_code_;
   static constexpr bool has_infinity = nan_code_ != max_code_ + 1;
 
-  /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Branch-free, so that loops
-  /// over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no result is
-  /// subnormal, so processor modes that flush subnormals do not matter.
+  /// The nearest code, ties to even, in one rounding; keeps the sign even of zero and NaN. Branch-free, so that loops
+  /// over it vectorize. Processor modes that flush subnormals do not matter: a subnormal operand enters floating
+  /// arithmetic only in sums in which it vanishes, and no result is subnormal.
   template <class Source>
   THIMBLE_HD static constexpr Bits encode(Source value, Fp8Overflow overflow) noexcept {
     using L = Layout<Source>;
@@ -63,7 +63,7 @@ struct Format {
     const U magnitude = whole & ~source_sign;
     const U sign = (whole >> (8 * sizeof(U) - 1)) * sign_bit;
 
-    // Normal results: round the significand to mantissa_bits (a carry runs on into the exponent), then change the bias.
+    // Normal results: round the significand to mantissa_bits (a carry goes into the exponent), then change the bias.
     const U odd = (magnitude >> shift) & 1;
     const U rounded = (magnitude + ((U{1} << (shift - 1)) - 1) + odd) >> shift;
     U code = rounded - (static_cast<U>(bias_difference) << mantissa_bits);
@@ -114,8 +114,8 @@ struct Format {
   }
 };
 
-/// An integer as a double rounded to odd: the last bit records the bits cut off, so rounding the double to a format of
-/// at most 51 bits gives the nearest value to the integer itself.
+/// An integer as a double rounded to odd: the last bit tells whether bits were cut off, so rounding the double to a
+/// format of at most 51 bits gives the value nearest to the integer.
 template <class Integer>
 THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
   if constexpr (sizeof(Integer) < 8) {
@@ -134,9 +134,9 @@ THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
   }
 }
 
-/// The base of the four types: storage and conversions, no arithmetic (which is in float). Conversions from float,
-/// double and integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the format's one
-/// quiet NaN with the operand's sign. Default construction leaves `bits` unset; `T{}` is zero.
+/// The base of the four types: storage and conversions; arithmetic is in float. Conversions from float, double and
+/// integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the format's quiet NaN with
+/// the operand's sign. Default construction leaves `bits` unset; `T{}` is zero.
 template <class Derived, class FormatType>
 struct Value {
   using Format = FormatType;
@@ -160,7 +160,7 @@ struct Value {
     result.bits = bits;
     return result;
   }
-  /// Like the constructors, but too large values, infinities included, become the largest finite value. Only FP8.
+  /// Like the constructors, but values too large, infinities included, become the largest finite value. Only for FP8.
   THIMBLE_HD static constexpr Derived saturate(float value) noexcept requires(sizeof(Bits) == 1) {
     return from_bits(Format::encode(value, Fp8Overflow::saturate));
   }

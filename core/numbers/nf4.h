@@ -1,7 +1,7 @@
 #pragma once
-// NF4, a number in 4 bits (Dettmers et al. 2023, arXiv:2305.14314, section 3 and appendix E): 16 levels between -1 and
-// 1, quantiles of a normal distribution, 0 among them, as in bitsandbytes. Encoding first divides by the largest
-// magnitude of the block.
+// NF4, numbers in 4 bits (Dettmers et al. 2023, arXiv:2305.14314, section 3 and appendix E): 16 levels from -1 to 1,
+// quantiles of a normal distribution with 0 among them, as in bitsandbytes. The caller first divides by the block's
+// largest magnitude.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace thimble::quant {
 
 inline constexpr int nf4_levels = 16;
 
-/// The value of a code, 0 <= code < 16: ascending, code 7 is 0.
+/// The value of a code, 0 <= code < 16, in ascending order; code 7 is 0.
 THIMBLE_HD constexpr float nf4_level(int code) noexcept {
   constexpr float levels[nf4_levels] = {-1.0F,
                                         -0.6961928009986877F,
@@ -32,7 +32,7 @@ THIMBLE_HD constexpr float nf4_level(int code) noexcept {
   return levels[code];
 }
 
-/// The largest float that is nearer to `code` than to the next level, or equally near: 0 <= code < 15.
+/// The largest float that is not farther from level `code` than from the next one, 0 <= code < 15.
 THIMBLE_HD constexpr float nf4_border(int code) noexcept {
   const double middle = (static_cast<double>(nf4_level(code)) + static_cast<double>(nf4_level(code + 1))) / 2;
   const auto nearest = static_cast<float>(middle);
@@ -41,7 +41,7 @@ THIMBLE_HD constexpr float nf4_border(int code) noexcept {
   return bit_cast<float>(nearest > 0 ? bits - 1 : bits + 1);
 }
 
-/// The nearest level, the lower one of two equally near. NaN becomes code 0. Branch-free.
+/// The nearest level, ties to the lower one. NaN becomes code 0. Branch-free.
 THIMBLE_HD constexpr std::uint8_t nf4_encode(float x) noexcept {
   constexpr float borders[nf4_levels - 1] = {nf4_border(0),  nf4_border(1),  nf4_border(2),  nf4_border(3),
                                              nf4_border(4),  nf4_border(5),  nf4_border(6),  nf4_border(7),

@@ -1,6 +1,6 @@
 #pragma once
 // Counter-based random numbers: a pure function of (counter, key), so that any element of a random tensor can be
-// recomputed, in any order, on any thread, without stored state.
+// recomputed in any order, on any thread, without stored state.
 
 #include <cmath>
 #include <cstdint>
@@ -45,7 +45,7 @@ THIMBLE_HD constexpr PhiloxBlock philox4x32(PhiloxCounter counter, PhiloxKey key
   return {{left0, right0, left1, right1}};
 }
 
-/// A multiple of 2^-24 in [0, 1) from the upper 24 bits of a word: every such number equally likely.
+/// A multiple of 2^-24 in [0, 1) from the upper 24 bits of a word, all equally likely.
 THIMBLE_HD constexpr float uniform_float(std::uint32_t word) noexcept {
   return static_cast<float>(static_cast<std::int32_t>(word >> 8)) * 0x1p-24f;
 }
@@ -61,8 +61,8 @@ struct NormalPair {
 };
 
 /// Two independent standard normal numbers from two words (Box and Muller 1958): radius sqrt(-2 ln u) with
-/// u = (radius_word + 1/2) 2^-32 rounded to float, so at most 6.77, and angle 2 pi (angle_word 2^-32). Only
-/// thimble::math, float arithmetic and the exactly rounded sqrt: the same bits in every instruction set under
+/// u = (radius_word + 1/2) 2^-32 rounded to float, so at most 6.77, and angle 2 pi (angle_word 2^-32). Uses only
+/// thimble::math, float arithmetic and the exactly rounded sqrt, so the bits are the same in every instruction set under
 /// -ffp-contract=off.
 THIMBLE_HD inline NormalPair normal_pair(std::uint32_t radius_word, std::uint32_t angle_word) noexcept {
   const float u = (static_cast<float>(radius_word) + 0.5f) * 0x1p-32f;
@@ -82,7 +82,7 @@ THIMBLE_HD inline NormalPair normal_pair(std::uint32_t radius_word, std::uint32_
   c = c * z + -0x1.3bd3ccp-2f;
   const std::uint32_t sine = bit_cast<std::uint32_t>(t * s);
   const std::uint32_t cosine = bit_cast<std::uint32_t>(1.0f + z * c);
-  // Rotation by quarters: odd ones swap the two; the signs of cos and sin follow the quadrant.
+  // Rotation by quarters: odd quarters swap sine and cosine; their signs follow the quadrant.
   const std::uint32_t swap = (sine ^ cosine) & (0u - (quarter & 1u));
   const std::uint32_t cosine_sign = ((quarter + 1u) & 2u) << 30;
   const std::uint32_t sine_sign = (quarter & 2u) << 30;

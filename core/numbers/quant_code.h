@@ -1,6 +1,6 @@
 #pragma once
-// Codes of numbers once the scale of their block is known: the codes of core/ops/quant/quantize.h, shared by all
-// devices. Branch-free, so that loops over them vectorize; the same bits in every instruction set.
+// Codes of numbers divided by their block's scale (core/ops/quant/quantize.h), shared by all devices. Branch-free, so
+// that loops over them vectorize; the same bits in every instruction set.
 //
 //   code                values                                                  largest
 //   Int8Code            -127 .. 127, nearest, ties to even; symmetric, no -128  127
@@ -17,22 +17,23 @@
 
 namespace thimble::quant {
 
-/// Dynamic codes (Dettmers et al. 2022, arXiv:2110.02861, sections 1.3 and 2.2; the tree data type is Dettmers 2016):
-/// the leading zero bits of a code name a decade, the first one bit ends them, the bits after it cut that decade, [0.1,
-/// 1) 10^-e, in equal intervals; the code means the middle of one. A signed code has a sign bit and so 2^(6 - e)
-/// intervals in decade e = 0 .. 6; an unsigned one has 2^(7 - e). 0 and 1 are codes too (and not -1). Codes are
-/// numbered in ascending order of their values, so a signed 0 is code 127, an unsigned 0 code 0.
+/// Dynamic codes (Dettmers et al. 2022, arXiv:2110.02861, sections 1.3 and 2.2; the tree data type is Dettmers 2016).
+/// The number e of leading zero bits gives the decade [0.1, 1) 10^-e; after the first one bit, the other bits select one
+/// of equal intervals of the decade, and the value is the interval's middle. A signed code has a sign bit, and so
+/// 2^(6 - e) intervals in decade e = 0 .. 6; an unsigned code has 2^(7 - e). 0 and 1 are values too, -1 is not. Codes are
+/// numbered in ascending order of their values, so 0 is code 127 if signed, code 0 if unsigned.
 struct DynamicTable {
-  static constexpr int mantissa_bits = 7;  // of a bucket: no bucket has two borders in it (tested)
+  static constexpr int mantissa_bits = 7;  // of a bucket, so that no bucket has two borders in it (tested)
   static constexpr std::uint32_t shift = 23 - mantissa_bits;
   static constexpr std::uint32_t first_bucket = (127u - 23u) << mantissa_bits;  // of 2^-23, below all borders
   static constexpr std::uint32_t one_bits = 127u << 23;
   static constexpr int buckets = static_cast<int>((one_bits >> shift) - first_bucket) + 1;
 
-  std::array<float, 256> values;              ///< of a code
-  int magnitudes;                             ///< distinct ones: 129 signed, 256 unsigned
-  std::array<std::uint32_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats, << shift,
-                                              ///< and what carries into it with the bits of a float from the border on
+  std::array<float, 256> values;  ///< by code
+  int magnitudes;                 ///< number of distinct magnitudes: 129 signed, 256 unsigned
+  std::array<std::uint32_t, buckets>
+      places;  ///< by bucket: the index of the magnitude at its lower end, << shift, plus
+               ///< a number that carries into it for floats from the border on
 };
 
 /// The table of the signed or the unsigned codes.
@@ -41,7 +42,7 @@ const DynamicTable& dynamic_table(bool is_signed) noexcept;
 struct Int8Code {
   using Bits = std::int8_t;
   static constexpr float largest = 127.0f;
-  /// |x| < 2^22, or clamped to it; not NaN.
+  /// Clamps to +-127; x must not be NaN.
   THIMBLE_HD Bits encode(float x) const noexcept {
     x = x < largest ? x : largest;
     x = x > -largest ? x : -largest;
@@ -65,7 +66,7 @@ struct DynamicCode {
   static constexpr float largest = 1.0f;
   const DynamicTable* table;
 
-  /// Nearest value; of two equally near the one of larger magnitude. NaN gives any code.
+  /// The nearest value, ties to the larger magnitude. NaN gives some code.
   THIMBLE_HD Bits encode(float x) const noexcept {
     const auto bits = bit_cast<std::uint32_t>(x);
     std::uint32_t magnitude, bucket, code;
@@ -74,7 +75,7 @@ struct DynamicCode {
     return static_cast<Bits>(code);
   }
 
-  // The steps of encode() before and after the look-up, of a number or of each in a vector.
+  // The steps of encode() before and after the look-up, for numbers or vectors.
   template <class U>
   THIMBLE_HD static void find(const U& bits, U& magnitude, U& bucket) noexcept {
     const U one = U{} + DynamicTable::one_bits, first = U{} + DynamicTable::first_bucket;
@@ -97,25 +98,25 @@ struct DynamicCode {
   THIMBLE_HD float decode(Bits code) const noexcept { return table->values[code]; }
 };
 
-/// The stored scale of a block, and the factor that turns its values into codes.
+/// The scale of a block, and its inverse.
 struct BlockScale {
   float scale;
   float inverse;
-  bool is_finite;  ///< whether no value was NaN or infinite; else the scale is NaN, and the codes are 0
+  bool is_finite;  ///< false if a value is NaN or infinite: the scale is NaN, and the codes are 0
 };
 
 inline constexpr std::uint32_t infinity_bits = 0x7F800000u;
 inline constexpr float largest_f32 = 0x1.FFFFFEp127f;
-inline constexpr float smallest_scale = 0x1p-126f;  // the inverse of a smaller one could overflow
+inline constexpr float smallest_scale = 0x1p-126f;  // the inverse of a smaller scale could overflow
 
-/// `amax_bits`: bits of the largest magnitude. Zero gives scale 0, and inverse 0.
+/// `amax_bits` are the bits of the largest magnitude. Zero gives scale 0 and inverse 0.
 THIMBLE_HD inline BlockScale block_scale(std::uint32_t amax_bits, float largest, DType scale_dtype) noexcept {
   if (amax_bits >= infinity_bits) return {bit_cast<float>(0x7FC00000u), 0.0f, false};
   if (amax_bits == 0) return {0.0f, 0.0f, true};
   float scale = bit_cast<float>(amax_bits) / largest;
   scale = scale > smallest_scale ? scale : smallest_scale;
   if (scale_dtype == DType::f16) scale = scale < 65504.0f ? scale : 65504.0f;
-  if (scale_dtype == DType::u8) {  // the next power of two, unless largest times it is beyond f32
+  if (scale_dtype == DType::u8) {  // the next power of two, unless `largest` times it exceeds f32
     const std::uint32_t bits = bit_cast<std::uint32_t>(scale);
     const std::uint32_t most = bit_cast<std::uint32_t>(largest_f32 / largest) >> 23;
     const std::uint32_t up = (bits & 0x007FFFFFu) != 0 && (bits >> 23) < most ? 1u : 0u;
@@ -124,8 +125,8 @@ THIMBLE_HD inline BlockScale block_scale(std::uint32_t amax_bits, float largest,
   return {scale, 1.0f / scale, true};
 }
 
-/// Stores a scale as element `i` of an array of `dtype`: f32, f16, or u8, the exponent of a power of two (UE8M0: 255 is
-/// NaN; 0 is 2^-127, used for scale 0 and harmless because all codes of such a block are 0).
+/// Stores a scale as element `i` of an array of `dtype`: f32, f16, or u8 for the exponent of a power of two (UE8M0: 255
+/// is NaN; 0 is 2^-127, also used for scale 0, whose codes are all 0).
 THIMBLE_HD inline void store_scale(float scale, void* scales, DType dtype, std::int64_t i) noexcept {
   if (dtype == DType::f32) {
     static_cast<float*>(scales)[i] = scale;
@@ -144,13 +145,13 @@ THIMBLE_HD inline float load_scale(const void* scales, DType dtype, std::int64_t
   return exponent == 255 ? bit_cast<float>(0x7FC00000u) : bit_cast<float>(exponent << 23);
 }
 
-// ---- The table of dynamic codes as a constant expression; each device keeps a copy.
+// ---- The table of dynamic codes as a constant expression, of which each device keeps a copy.
 
 constexpr DynamicTable make_dynamic_table(bool is_signed) noexcept {
   constexpr double decades[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
   DynamicTable table{};
-  std::array<double, 256> magnitudes{};  // 0 first
-  std::array<float, 256> borders{};      // between a magnitude and the next; the border belongs to the next
+  std::array<double, 256> magnitudes{};  // ascending from 0
+  std::array<float, 256> borders{};      // the least float of the next magnitude
   std::size_t count = 1;
   for (std::size_t e = 0; e < 7; ++e) {
     const int parts = 1 << (e + (is_signed ? 0 : 1));

@@ -1,15 +1,14 @@
 // The workers: made when a call first needs them, kept for the life of the process. A call publishes its body, computes
-// part 0 itself and then every part that no worker has begun, so that it never waits for a thread that the machine does
-// not run.
+// part 0 itself, and then every part that no worker has begun, so that it never waits for a worker that is not running.
 //
-//   ticket   number of the call and its count of parts, in one word: all that a worker needs to know of a call
-//   claim    of a part: the last call whose part was taken; the thread that raises it to the call's number computes it
-//   bell     changes with every call; workers sleep on it. Workers without a part in the last call sleep on the
-//            reserve's bell, which changes when a call has more parts than the one before
-//   pending  parts of the call that are not computed yet; the caller sleeps on it
+//   ticket   a call's number and its number of parts in one word, which is all that a worker reads
+//   claim    per part, the last call in which it was taken; the thread that raises it to the call's number computes it
+//   bell     changes with every call; workers sleep on it. Workers without a part in the last call sleep on the reserve
+//            bell, which changes when a call has more parts than the one before
+//   pending  number of the call's unfinished parts; the caller sleeps on it
 //
-// A waiting thread spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a
-// training step, and sleeping threads leave a shared machine free.
+// A waiting thread spins for a moment, then sleeps (a futex): the calls of a training step follow within microseconds,
+// and sleeping threads leave a shared machine free.
 
 #include <thimble/core/threads/parallel.h>
 
@@ -32,22 +31,22 @@
 namespace thimble {
 namespace {
 
-constexpr int most_threads = 1024;                   // of all workers; the caller computes the parts beyond them
+constexpr int most_threads = 1024;                   // in a call; the caller computes further parts
 constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance.md, "Threads that wait"
 
 using Body = FunctionRef<void(int)>;
 
-constexpr int most_runs = 32, pieces_of_run = 8;  // of parallel_for
+constexpr int most_runs = 32, pieces_of_run = 8;  // in parallel_for
 
 struct alignas(64) Claim {
   std::atomic<std::uint64_t> call{0};
 };
 
-/// One for the process, never destroyed: workers outlive main().
+/// The process's workers and their call; never destroyed, because workers outlive main().
 struct Team {
-  std::atomic<bool> is_taken{false};              // by the calling thread
+  std::atomic<bool> is_taken{false};              // by a calling thread
   int workers = 0;                                // written only by that thread
-  const int processors = available_processors();  // read here, before there are workers, because it allocates
+  const int processors = available_processors();  // read before there are workers, because it allocates
   const Body* body = nullptr;
   alignas(64) std::atomic<std::uint64_t> ticket{0};
   alignas(64) std::atomic<int> bell{0};
@@ -61,7 +60,7 @@ Team& team() {
   return *the_team;
 }
 
-thread_local bool is_inside = false;  // of a body
+thread_local bool is_inside = false;  // inside a body
 
 constexpr std::uint64_t parts_mask = 0xFFFF;
 std::uint64_t call_of(std::uint64_t ticket) noexcept { return ticket >> 16; }
@@ -73,7 +72,7 @@ void pause() noexcept {
 #endif
 }
 
-/// Waits until word is not `value`: spinning for a while, unless there are more threads than processors, then asleep.
+/// Waits until `word` is not `value`: first spinning (if `spins`: not with more threads than processors), then asleep.
 void wait_while(const std::atomic<int>& word, int value, bool spins) noexcept {
   const auto start = std::chrono::steady_clock::now();
   while (spins && std::chrono::steady_clock::now() - start < spin_time) {
@@ -90,7 +89,7 @@ bool claim(Team& t, int part, std::uint64_t call) noexcept {
   return last < call && t.claims[part].call.compare_exchange_strong(last, call, std::memory_order_acq_rel);
 }
 
-/// Computes a claimed part. Its call cannot end before, so the body is valid.
+/// Computes a claimed part. The call waits for it, so the body is valid.
 void compute(Team& t, int part) noexcept {
   (*t.body)(part);
   if (t.pending.fetch_sub(1, std::memory_order_acq_rel) == 1) t.pending.notify_one();
@@ -113,7 +112,7 @@ void* work(void* argument) noexcept {
   }
 }
 
-/// The child of a fork has no workers.
+/// For the child of a fork, which has no workers.
 void forget_workers() noexcept {
   Team& t = team();
   t.workers = 0;
@@ -121,7 +120,7 @@ void forget_workers() noexcept {
   t.is_taken.store(false);
 }
 
-/// Makes workers up to `count`, or as many as the system gives. They block signals, which the program's threads handle.
+/// Makes workers up to `count`, unless the system refuses. They block signals, which the program's threads handle.
 void hire(Team& t, int count) noexcept {
   static const bool is_registered = pthread_atfork(nullptr, nullptr, forget_workers) == 0;
   static_cast<void>(is_registered);
@@ -183,8 +182,8 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
     body(0, count);
     return;
   }
-  // Each thread begins with a contiguous run of whole grains, so that neighbouring blocks stay in one cache, and takes
-  // it in pieces: who is done takes pieces of others, whose processor may have other work.
+  // Each thread begins with a contiguous run of grains, so that neighbouring grains stay in one cache, and takes it in
+  // pieces. A thread that is done takes pieces of other runs, whose processors may have other work.
   const std::int64_t grains = (count - 1) / grain + 1;
   const int runs = std::min(threads, most_runs);
   Claim taken[most_runs];  // pieces of each run
@@ -205,7 +204,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::
 void parallel_threads(int threads, FunctionRef<void(int)> body) {
   int done = 0;
   Team& t = team();
-  // When another thread's call has the workers, this thread computes by itself: the processors are in use.
+  // While another thread's call has the workers, the processors are in use, and this thread computes all parts.
   if (threads > 1 && !is_inside && !t.is_taken.exchange(true, std::memory_order_acquire)) {
     done = std::min(threads, most_threads);
     run_team(t, done, body);

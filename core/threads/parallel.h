@@ -1,5 +1,5 @@
 #pragma once
-// The library's threads (core/threads/parallel.cpp). Results and block borders do not depend on their number.
+// The library's threads (core/threads/parallel.cpp). Results and borders of grains do not depend on their number.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace thimble {
 
-/// Number of threads that kernels use: OMP_NUM_THREADS, or the processors that the process may use
-/// (core/threads/cpu_quota.h), unless set. Workspaces depend on it: kernels::describe_compute() names it.
+/// Number of threads that kernels use. Defaults to OMP_NUM_THREADS, or the processors that the process may use
+/// (core/threads/cpu_quota.h). Workspaces depend on it: kernels::describe_compute() names it.
 int thread_count() noexcept;
 
 /// Sets the number of threads (>= 1; may exceed the cores). Throws ValueError.
@@ -35,18 +35,15 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
-/// Calls body(begin, end) for the ranges [0, grain), [grain, 2 grain), ... of [0, count), each exactly once, on up to
-/// thread_count() threads, each of which gets a whole grain at least. Ranges given to a call are whole grains; the
-/// thread that runs one is unspecified. The body must not throw and must not allocate. Nested calls run in the caller's
-/// thread.
+/// Divides [0, count) into grains [0, grain), [grain, 2 grain), ..., and calls body(begin, end) for ranges of whole
+/// grains, each grain exactly once, on up to thread_count() threads with at least one grain each. The thread that runs a
+/// range is unspecified. The body must not throw or allocate. Nested calls run in the caller's thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
-/// Calls body(t) once for each t = 0 .. threads - 1, not always concurrently; for kernels with a workspace per thread.
+/// Calls body(t) once for each t in [0, threads), not always concurrently; for kernels with a workspace per thread.
 void parallel_threads(int threads, FunctionRef<void(int)> body);
 
-// ---- The stack of each worker (core/threads/parallel.cpp), which counts among a process's bytes
-// (memory/process/outside.h).
-
-inline constexpr std::size_t worker_stack_bytes = std::size_t{512} << 10;  // the largest frame of a kernel: 140 KiB
+/// The stack of each worker, which memory/process/outside.h counts. The largest frame of a kernel has 140 KiB.
+inline constexpr std::size_t worker_stack_bytes = std::size_t{512} << 10;
 
 }  // namespace thimble
