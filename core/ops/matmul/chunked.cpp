@@ -51,7 +51,7 @@ struct Pass {
   const Form& form;
   const Tensor &x, &weight, &bias, &targets;  // (N, C), (V, C), (V) or undefined, (N) dense
   Tensor losses;                              // (N)
-  Tensor lse;                                 // (N); undefined where no gradient is needed
+  Tensor lse;                                 // (N); undefined if no gradient is needed
   Tensor one;                                 // (): the gradients' initial dy
 
   void make_logits(const Tensor& rows, const Tensor& logits) const {
@@ -105,7 +105,7 @@ struct Pass {
 
 using kernels::Activation;
 
-// Inner results of a tile that are alive together in backward; they determine the tile's size.
+// Number of a tile's inner results that are alive at once in backward; they determine the tile's size.
 constexpr std::int64_t inner_plain = 3, inner_gated = 4;
 
 void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& gate,
@@ -142,14 +142,12 @@ void check(const TiledFeedForward& op, const Tensor& x, const Tensor& up, const 
   }
 }
 
-/// (..., C) -> (rows, C); a copy only where the layout forces one.
-
-/// The tensors that an elementwise F keeps for its gradients: operands or its result.
+/// The tensors that an elementwise F keeps for its gradients: operands or the result.
 struct Kept {
   Tensor lhs = {}, rhs = {}, out = {};
 };
 
-/// The gradient of one of F's operands into `to`, which may be dy.
+/// Writes the gradient of one of F's operands to `to`, which may be dy.
 template <class F>
 void differentiate(int operand, const Kept& kept, const Tensor& dy, const Tensor& to) {
   constexpr int index = builtin_index<F>;
@@ -199,7 +197,7 @@ struct Tiles {
   Tensor buffer(const Tensor& like, std::int64_t columns) const {
     return Tensor::empty({std::min(step, rows), columns}, like.dtype(), like.device(), Category::workspace);
   }
-  /// A product in the workspace that all of them share: a step's requests do not grow with its tiles.
+  /// Multiplies in a workspace that all products share, so that a step's requests do not grow with its tiles.
   void multiply(MatmulCall call) const {
     const std::int64_t bytes = matmul_workspace_bytes(call);
     if (bytes > 0 && (!workspace.defined() || workspace.elements() < bytes)) {
@@ -209,14 +207,14 @@ struct Tiles {
     call.workspace = workspace;
     matmul_into(call);
   }
-  /// Each tile's first row and end.
+  /// Calls f with each tile's first row and end.
   template <class F>
   void for_each(F&& f) const {
     for (std::int64_t begin = 0; begin < rows; begin += step) f(begin, std::min(rows, begin + step));
   }
 
-  /// The input of `down` for a tile, into `result`: plain, where `before`, if defined, gets the activation's input; or
-  /// gated, from the gate in `before` and the other in `other`, which may be `result`.
+  /// Writes the input of `down` for a tile to `result`. In a plain layer `before`, if defined, gets the activation's
+  /// input; in a gated one `before` gets the product with `gate`, and `other`, which may be `result`, the one with `up`.
   void make_inner(const Tensor& x, const Tensor& before, const Tensor& other, const Tensor& result) const {
     if (!is_gated()) {
       MatmulCall call{op.name, x, in_out(up), result, up_bias, before};
@@ -236,7 +234,7 @@ struct Tiles {
     multiply(call);
   }
 
-  /// dy -> the gradient of `weight`'s input, into `out`.
+  /// Writes the gradient of the input of `weight`'s product to `out`.
   void go_back(const Tensor& dy, const Tensor& weight, const Tensor& out) const {
     multiply({op.name, dy, view::transpose(in_out(weight)), out, {}, {}});
   }
@@ -394,7 +392,7 @@ Gradients TiledFeedForward::backward(Saved saved, Tensor dy, Needs needs) const 
       if (needs[4]) tiles.add_weight(inner, dy_part, *ddown, is_first);
       if (!goes_in) return;
       tiles.go_back(dy_part, saved.down, din);
-      if (is_gated) {  // the gate's gradient in the inner result's buffer, the other's in their product's
+      if (is_gated) {  // the gate's gradient goes into the inner result's buffer, the other one into their product's
         const Kept kept{part(before), part(other)};
         differentiate<SwiGlu>(0, kept, din, inner);
         differentiate<SwiGlu>(1, {kept.lhs}, din, din);

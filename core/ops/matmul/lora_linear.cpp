@@ -37,8 +37,6 @@ void check(const LoraLinear& op, const Tensor& x, const Tensor& weight, const Te
   }
 }
 
-/// (..., n) -> (rows, n); a copy only where the layout forces one.
-
 /// scale a b, added to `into` if defined.
 Tensor product(const Tensor& a, const Tensor& b, double scale = 1, const Tensor& into = {}) {
   MatmulCall call{LoraLinear::name, a, b, into, {}, {}};
@@ -49,10 +47,10 @@ Tensor product(const Tensor& a, const Tensor& b, double scale = 1, const Tensor&
   return call.c;
 }
 
-/// The outputs of a tile are a multiple of this: a library takes a bias that begins at 16 bytes.
+/// The number of outputs of a tile is a multiple of this, because libraries need a bias aligned to 16 bytes.
 constexpr std::int64_t aligned = 4;
 
-/// Of f32 rows: fits a processor's cache; on a GPU outweighs its launches.
+/// Bytes of decoded f32 rows: fit a processor's cache; on a GPU their work outweighs the launches.
 std::int64_t tile_bytes(memory::Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
 
 void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {

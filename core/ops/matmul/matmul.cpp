@@ -16,7 +16,7 @@ namespace thimble {
 
 namespace {
 
-// Stride of `t` along leading axis `axis` of c's leading axes: 0 where t is repeated.
+// Stride of `t` along c's leading axis `axis`; 0 if t is repeated.
 std::int64_t batch_stride(const Tensor& t, const Shape& c, int axis) {
   const int own = axis - (c.rank() - t.rank());
   return own < 0 || t.shape()[own] == 1 ? 0 : t.strides()[own];
@@ -44,7 +44,7 @@ kernels::GemmArgs arguments(const MatmulCall& call) {
     if (c.shape()[axis] == 1) continue;
     const kernels::GemmBatchDim dim{c.shape()[axis], batch_stride(a, c.shape(), axis), batch_stride(b, c.shape(), axis),
                                     c.strides()[axis], 0};
-    // Merges neighbouring axes that all operands walk with one stride.
+    // Merge neighbouring axes that are one axis in all operands.
     if (args.batch_rank > 0) {
       auto& last = args.batch[static_cast<std::size_t>(args.batch_rank - 1)];
       if (last.a == dim.a * dim.size && last.b == dim.b * dim.size && last.c == dim.c * dim.size) {
@@ -79,7 +79,7 @@ void check(const MatmulCall& call) {
 std::int64_t matmul_workspace_bytes(const MatmulCall& call) {
   if (call.c.elements() == 0) return 0;
   kernels::GemmArgs args = arguments(call);
-  args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
+  args.bias = call.bias.defined() ? &args : nullptr;  // any address: only null or not matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   return static_cast<std::int64_t>(kernels::matmul_kernels(call.c.device()).gemm_workspace_bytes(args, thread_count()));
 }
@@ -110,13 +110,13 @@ void matmul_into(const MatmulCall& call) {
     const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
     run(&workspace);
   } else {
-    run(nullptr);  // small products need none, and making a tensor would slow them
+    run(nullptr);  // small products need no workspace, and a tensor would slow them
   }
   call.c.storage()->bump_version();
 }
 
 Tensor as_rows(const Tensor& x) {
-  std::int64_t rows = 1;  // of leading axes: also where rows have no elements
+  std::int64_t rows = 1;  // by leading axes, for rows without elements
   for (int axis = 0; axis < x.rank() - 1; ++axis) rows *= x.size(axis);
   const Shape shape{rows, x.size(-1)};
   return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
@@ -172,8 +172,6 @@ Tensor product(const char* name, const Tensor& a, const Tensor& b, double alpha)
   return c;
 }
 
-// (..., I) -> (rows, I); a copy only where the layout forces one.
-
 }  // namespace
 
 Tensor Matmul::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const {
@@ -198,7 +196,7 @@ Gradients Matmul::backward(Saved saved, Tensor dy, Needs needs) const {
   Tensor da, db;
   if (needs[0]) {
     const Tensor right = transpose_b ? view::transpose(saved.b) : saved.b;  // (..., K, N)
-    // d(left) = dy right^T; for a stored transposed, its transpose right dy^T is computed directly.
+    // d(left) = dy right^T. If a is stored transposed, computes the transpose, right dy^T, directly.
     da = transpose_a ? product(name, right, view::transpose(dy), alpha)
                      : product(name, dy, view::transpose(right), alpha);
     da = sum_to(da, saved.a_shape);
@@ -252,7 +250,7 @@ Tensor Linear::output_from_saved(Saved saved, std::span<const Tensor> inputs) co
   using kernels::Activation;
   const bool has_gelu = activation == Activation::gelu_tanh || activation == Activation::gelu_erf;
   const DType dtype = inputs[0].dtype();
-  // Narrower dtypes keep a rounded input of the activation.
+  // Narrower dtypes have kept a rounded input of the activation, which does not give the result's bits.
   if (has_gelu && saved.activation.defined() && (dtype == DType::f32 || dtype == DType::f64)) {
     const auto apply_again = [&]<class F>(const F& f) {
       typename Elementwise<F>::Saved nothing{};

@@ -7,8 +7,8 @@
 namespace thimble::ops {
 
 /// y = alpha op(a) op(b): a (..., M, K), b (..., K, N) -> (..., M, N); the leading axes broadcast (NumPy's rules). With
-/// transpose_a, a is (..., K, M); with transpose_b, b is (..., N, K): no copy is made, nor for permuted views. Integers
-/// compute in i64. Keeps b for a's gradient and a for b's. Workspace: kernels/gemm.h.
+/// transpose_a, a is (..., K, M); with transpose_b, b is (..., N, K); neither they nor permuted views are copied.
+/// Integers compute in i64. Keeps b for a's gradient and a for b's. Workspace: core/kernels/cpu/matmul/gemm.h.
 /// Gradients: da = alpha dy b^T, db = alpha a^T dy, summed over broadcast axes.
 struct Matmul {
   static constexpr const char* name = "matmul";
@@ -25,9 +25,9 @@ struct Matmul {
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-/// y = act(x W + bias): x (..., I) -> (..., O). The weight is (O, I), or (I, O) with `weight_is_in_out`; bias (O) or
-/// undefined. Keeps x for the weight's gradient, the weight for x's, and for the activation: its output (relu) or its
-/// input (gelu; written only then), from which one pass recomputes y.
+/// y = act(x W^T + bias): x (..., I) -> (..., O). The weight is (O, I), or (I, O) with `weight_is_in_out`; bias (O) or
+/// undefined. Keeps x for the weight's gradient, the weight for x's, and for the activation's its output (relu) or its
+/// input (gelu; written only if kept), from which one pass recomputes y in f32 and f64.
 struct Linear {
   static constexpr const char* name = "linear";
   static constexpr Cost cost = Cost::matmul;

@@ -30,11 +30,11 @@ void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   }
 }
 
-// Rows and columns that share a scale.
+// Number of rows that share a block's scale.
 std::int64_t rows_of_block(Fp8Role role) { return role == Fp8Role::weight ? fp8_block : 1; }
 std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
-/// The later state change of an operand's amax, in f64: row `row`.
+/// The later update of an operand's row of the state by its amax, in f64.
 StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
   StateUpdate update;
   update.state = {use.state.amax, use.state.scale, use.state.steps};
@@ -79,7 +79,7 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   check_one_device("fp8", matrix, known);
   if (records) {
     check_fp8_state("fp8", use.state, device);
-    // A temporary record of this step when the state changes later: non-finite values stay unrecorded.
+    // If the state changes later, a temporary state takes this step's amax; infinity stays if amax is not finite.
     state = later != nullptr ? Fp8State{full({3, 1}, std::numeric_limits<double>::infinity(), DType::f32, device),
                                         zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)}
                              : Fp8State{writable_state(use.state.amax), writable_state(use.state.scale),
@@ -170,7 +170,7 @@ Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool p
   return sides;
 }
 
-// The matrix itself where it is reusable, else a new tensor.
+// The matrix itself if it is bf16 and reusable, else a new tensor.
 Tensor place_of_decoded(const Tensor& matrix) {
   if (matrix.dtype() == DType::bf16 && is_reusable(matrix)) return matrix;
   return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), Category::workspace);

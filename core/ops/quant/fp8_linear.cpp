@@ -63,7 +63,7 @@ void check(const Fp8MatmulCall& call) {
 
 constexpr int capability_with_blocks = 90;
 
-/// A build without CUDA plans for one that has the library.
+/// A build without CUDA plans for a machine that has the library.
 bool library_has_blocks() { return kernels::fp8_cuda == nullptr || kernels::fp8_cuda->library_has_blocks(); }
 
 bool has_blocks(memory::Device device) {
@@ -117,7 +117,7 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   args.c_dtype = call.c.dtype();
   args.activation = call.activation;
   args.in_blocks = in_blocks(call.a);
-  args.bias = call.bias.defined() ? &args : nullptr;  // only whether they are defined matters
+  args.bias = call.bias.defined() ? &args : nullptr;  // any address: only null or not matters
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args));
   Tensor workspace;
@@ -182,10 +182,10 @@ namespace thimble::ops {
 
 namespace {
 
-/// Bytes of decoded x: part of a processor's caches; on a GPU enough work to fill it.
+/// Bytes of decoded x at a time: fit a processor's caches; on a GPU enough work to fill it.
 std::int64_t window_bytes(memory::Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
 constexpr std::int64_t fewest_fp8_rows = 64;
-constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
+constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's transposed codes at a time
 
 bool is_gelu(kernels::Activation activation) {
   return activation == kernels::Activation::gelu_tanh || activation == kernels::Activation::gelu_erf;
@@ -260,7 +260,7 @@ void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w)
   }
 }
 
-// dW = s x8^T dy8 (I, O), a window of columns of x at a time; or its transpose.
+// dW = s x8^T dy8 (I, O), or its transpose, a window of columns of x at a time.
 void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
                          bool is_in_out) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
@@ -275,7 +275,7 @@ void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Opera
     MatmulCall call{name, {}, {}, view::slice(dweight, is_in_out ? 0 : 1, i, end), {}, {}};
     call.a = view::transpose(is_in_out ? part : dy.values);
     call.b = is_in_out ? dy.values : part;
-    if (x.scale.dtype() == DType::f32) call.a_scale = x.scale;  // the factors of alpha, whichever side they are of
+    if (x.scale.dtype() == DType::f32) call.a_scale = x.scale;  // both are factors of alpha, so sides do not matter
     call.b_scale = dy.scale;
     matmul_into(call);
   }
@@ -283,20 +283,20 @@ void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Opera
 
 bool is_block(const Fp8Use& use) { return use.format.scaling == Fp8Scaling::block; }
 
-// Whether the product of a's codes (rows, from) with the weight's reads codes: where a tensor has one scale on every
-// CUDA device, in blocks where units have them.
+// Whether the product of a's values (rows, from) with the weight's reads codes: with one scale per tensor on every CUDA
+// device, with block scales if its units support them.
 bool reads_codes(memory::Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows, std::int64_t from,
                  std::int64_t to, DType dtype) {
   if (!is_block(use)) return device.is_cuda();
   return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
 }
 
-// dW = dy^T x sums over rows, and each row has its block scales: FP8 units cannot apply them, so this multiplies bf16
-// values, which represent such codes exactly.
+// dW = dy^T x sums over rows with different block scales, which FP8 units cannot apply; bf16 values represent these codes
+// exactly.
 bool weight_grad_reads_codes(memory::Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
 
-// The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the
-// other way round.
+// The three products of codes. A weight (out, in) is read plain in forward and turned in backward, (in, out) the other
+// way round.
 void multiply_codes(const MatmulCall& whole, const Fp8Operand& x, const Fp8Sides& w) {
   const bool lies = w.plain.defined();
   fp8_matmul_into({whole.operation,
@@ -369,7 +369,7 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   Tensor dx, dweight, dbias;
   if (needs[2]) dbias = column_sum(rows);
   if (!needs[0] && !needs[1]) return {dx, dweight, dbias};
-  Fp8Use again = use;  // forward has recorded the weight
+  Fp8Use again = use;  // forward has recorded the weight's amax
   again.records = false;
   const memory::Device device = rows.device();
   const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
@@ -400,7 +400,7 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   }
   if (needs[0]) dx = view::reshape(dx, saved.x_shape);
   if (needs[1]) {
-    // NOLINTNEXTLINE(bugprone-use-after-move): where rows were moved, nothing is decoded
+    // NOLINTNEXTLINE(bugprone-use-after-move): if rows were moved, nothing is decoded
     if (decodes_later) d.values = fp8_decode(std::move(rows), {std::exchange(sides.plain, Tensor()), sides.scale});
     dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
     const Fp8Operand x{saved.x, saved.x_scale};

@@ -10,13 +10,13 @@
 
 namespace thimble {
 
-// ---- Products of FP8 codes on the FP8 units of a CUDA device: with one scale per tensor on all devices with such
-// units, with block scales on some. Unrecorded.
+// ---- Unrecorded products of FP8 codes on the FP8 units of a CUDA device: with one scale per tensor on all devices with
+// FP8 units, with block scales on some.
 
-/// c = act(a_scale b_scale a b^T + bias), the codes a (M, K), b (N, K), c (M, N) with dense rows, in f32, f16 or bf16.
-/// The longer of two K is padded with zeros. bias (N) and pre_activation (as c) may be undefined. With block scales a's
-/// scales are u8 (M, blocks of K), 1 x 128, and b's (blocks of N, blocks of K), 128 x 128, with any strides; each term
-/// of the sum is multiplied by its two.
+/// c = act(a_scale b_scale a b^T + bias), with codes a (M, K) and b (N, K), and c (M, N) with dense rows in f32, f16 or
+/// bf16. If the K differ, the longer one is padded with zeros. bias (N) and pre_activation (as c) may be undefined. With
+/// block scales a's scales are u8 (M, blocks of K), 1 x 128, and b's (blocks of N, blocks of K), 128 x 128, with any
+/// strides; each term of the sum is multiplied by both of its scales.
 struct Fp8MatmulCall {
   const char* operation;  ///< for errors
   Fp8Operand a, b;
@@ -25,25 +25,25 @@ struct Fp8MatmulCall {
   kernels::Activation activation = kernels::Activation::none;
 };
 
-/// Takes the workspace, with block scales also for the scales in the order that units read them (f32), then launches.
-/// The scales are read when the product runs. Throws ShapeError, DTypeError, DeviceError (the CPU, which multiplies
-/// decoded values: core/ops/matmul/product.h).
+/// Takes the workspace, including f32 block scales in the units' order, then launches. The scales are read when the
+/// product runs. Throws ShapeError, DTypeError, DeviceError (the CPU, which multiplies decoded values:
+/// core/ops/matmul/product.h).
 void fp8_matmul_into(const Fp8MatmulCall& call);
 
 /// Whether units multiply (M, K) codes with scales of 1 x 128 and (N, K) codes with scales of 128 x 128: a device of
 /// compute capability 9.0 (core/launch/compute_capability.h), a build with cuBLAS 12.9 or later, N and K in multiples
-/// of 16, M in multiples of 8, not E5M2 twice. Depends on nothing else, so a dry device answers as the real one.
+/// of 16, M in multiples of 8, not E5M2 twice. It depends on nothing else, so the answer is the same on a dry device.
 struct Fp8BlockProduct {
   std::int64_t m = 0, n = 0, k = 0;
   DType a_dtype = DType::f8e4m3, b_dtype = DType::f8e4m3, c_dtype = DType::bf16;
 };
 bool fp8_blocks_on_units(memory::Device device, const Fp8BlockProduct& product);
 
-/// Why a device multiplies no codes with block scales, whatever their sizes; empty if it does.
+/// The reason why a device multiplies no codes with block scales of any size; empty if it does.
 std::string why_no_fp8_blocks(memory::Device device);
 
-/// Columns [begin, end) of codes (R, C), transposed: (end - begin, R rounded up to a multiple of fp8_multiple), zeros
-/// beyond R, into `to`, dense. Throws ShapeError, DTypeError, DeviceError.
+/// Writes columns [begin, end) of codes (R, C), transposed, to a dense `to`: (end - begin, R rounded up to a multiple of
+/// fp8_multiple), with zeros beyond R. Throws ShapeError, DTypeError, DeviceError.
 void fp8_turn_into(const Tensor& to, const Tensor& codes, std::int64_t begin, std::int64_t end);
 
 }  // namespace thimble
@@ -55,20 +55,19 @@ namespace thimble::ops {
 /// `weight_is_in_out`; bias (O), or undefined; both in x's dtype. `scales` are the committed ones of delayed scaling,
 /// f32 (3), or undefined.
 ///
-/// Gradients: dx = s dy8 W8^T, dW = s x8^T dy8, dbias = the sum of dy unrounded. dy is rounded once for both, W a
-/// second time, with the scale of forward.
+/// Gradients: dx = s dy8 W8^T, dW = s x8^T dy8, dbias = the sum of unrounded dy. dy is rounded once for both products, W
+/// a second time, with forward's scale.
 ///
 /// Every FP8 value is exact in bf16, so products have bf16 operands with sums in f32 (core/kernels/cpu/matmul/gemm.h);
-/// the scales multiply the complete sums. A CUDA device multiplies codes with per-tensor scales directly;
-/// with block scales it multiplies the codes for y and dx where it has units for such
-/// scales (fp8_blocks_on_units), and never for dW, a sum over rows with different scales.
+/// the scales multiply the complete sums. A CUDA device multiplies codes with per-tensor scales directly; with block
+/// scales it does so for y and dx if its units support them (fp8_blocks_on_units), and never for dW, a sum over rows
+/// with different scales.
 ///
-/// Keeps x's codes, 1 byte a value, with their scale (4 bytes, or a byte per block of 128), the weight, and for the
-/// activation the tensors that Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a
-/// time (64 rows or 128 columns at least; 32 MiB on a CUDA device); dy is rounded in place. Products of codes use
-/// workspace for the codes of W and dy, 1 byte a value, transposed where the sum is over their other side, dy both
-/// ways; of x at most about 32 MiB of codes are transposed at a time. With block scales dy's codes live beside dy until
-/// dx is computed.
+/// Keeps x's codes, 1 byte per value, with their scale (4 bytes, or a byte per block of 128), the weight, and for the
+/// activation the tensors that Linear keeps. Decoded operands are workspace: W whole, x in windows of about 4 MiB (32 MiB
+/// on a CUDA device; at least 64 rows or 128 columns); dy is rounded in place. Products of codes use workspace for the
+/// codes of W and dy, 1 byte per value, transposed if the sum is over their other side, dy both ways; x's codes are
+/// transposed in windows of about 32 MiB. With block scales dy and its codes both live until dx is computed.
 ///
 /// Throws ShapeError, DTypeError, DeviceError.
 struct Fp8Linear {

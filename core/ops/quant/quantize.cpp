@@ -13,7 +13,7 @@ namespace thimble {
 
 namespace {
 
-// A tensor as a matrix, and its blocks in values.
+// A tensor's sizes as a matrix, and its blocks' sizes.
 struct BlockLayout {
   std::int64_t rows, columns, block_rows, block_columns;
 };

@@ -39,7 +39,7 @@ void check(WeightCode code, DType dtype, std::int64_t n, const Tensor& coded) {
   throw ShapeError(begin + " are u8 (" + std::to_string(coded_bytes(code, n)) + "), dense, not " + describe(coded));
 }
 
-/// Flat blocks of `block` values with their scales.
+/// The arguments for flat blocks of `block` values.
 kernels::QuantizeArgs blocks(void* values, DType dtype, std::int64_t n, std::int64_t block, void* codes, void* scales) {
   kernels::QuantizeArgs args;
   args.rows = 1, args.columns = n;
@@ -56,7 +56,7 @@ kernels::QuantizeArgs int8_args(std::byte* coded, void* values, DType dtype, std
   return args;
 }
 
-/// Of the magnitudes.
+/// The arguments for NF4's magnitudes.
 kernels::QuantizeArgs magnitude_args(std::byte* coded, float* amax, std::int64_t n) {
   const CodeLayout at = layout_of(WeightCode::nf4, n);
   kernels::QuantizeArgs args = blocks(amax, DType::f32, ceil_div(n, kernels::nf4_block), magnitudes_in_block,
@@ -86,7 +86,7 @@ void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_
   check(code, dtype, n, coded);
   if (n == 0) return;
   const memory::Device device = coded.device();
-  void* const from = const_cast<void*>(values);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it is read
+  void* const from = const_cast<void*>(values);  // NOLINT(cppcoreguidelines-pro-type-const-cast): only read
   if (code == WeightCode::int8) {
     launch(device, [&](const Addresses& at) {
       kernels::quantize_kernels(device).quantize(int8_args(at.as<std::byte>(coded), from, dtype, n));
