@@ -27,10 +27,10 @@ struct AttentionForm {
   double p;
   RandomSite site;
   std::int64_t window = 0;
-  std::int64_t first_key = 0;  // earlier keys are not seen
+  std::int64_t first_key = 0;  // earlier keys are hidden
 };
 
-// q (B, T, H, D), k and v (B, S, H / group, D); factors of the rows of k and v (B, S, H / group), or undefined.
+// q (B, T, H, D), k and v (B, S, H / group, D); factors of k's and v's rows (B, S, H / group), or undefined.
 struct Operands {
   Tensor q, k, v;
   Tensor mask = {};
@@ -144,7 +144,7 @@ void attend(const AttentionForm& form, const Operands& operands, const Tensor& o
   });
 }
 
-// Writes the gradients that are defined; all in (B, T or S, H, D).
+// Writes the defined gradients, all (B, T or S, H, D).
 void attend_backward(const AttentionForm& form, const Operands& operands, const Tensor& out, const Tensor& lse,
                      const Tensor& dy, const Operands& gradients) {
   const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v),
@@ -168,7 +168,7 @@ void attend_backward(const AttentionForm& form, const Operands& operands, const 
   });
 }
 
-// (B, T, C) as (B, T, H, D); a copy only where the layout forces one.
+// (B, T, C) as (B, T, H, D); copies only if the layout forces it.
 Tensor as_heads(const Tensor& x, std::int64_t heads) {
   const Shape shape{x.size(0), x.size(1), heads, x.size(2) / heads};
   return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
@@ -222,7 +222,7 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
   check_shapes(op.name, op.is_causal, q, k, v);
 }
 
-// Throws when documents descend; checks only where the numbers can be read without stalling.
+// Throws if documents descend; checks only on the cpu, where reading the numbers does not stall.
 void check_documents(const std::string& name, const Tensor& documents) {
   if (documents.device() != cpu) return;
   const Tensor dense = contiguous(documents);
@@ -237,7 +237,7 @@ void check_documents(const std::string& name, const Tensor& documents) {
   }
 }
 
-// The mask applies to scores (B, H, T, S).
+// Checks a mask for scores (B, H, T, S).
 void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask, const Tensor& q,
                 bool needs_gradient) {
   if (window < 0) {
@@ -270,7 +270,7 @@ void check_mask(const std::string& name, const Shape& all, std::int64_t window, 
   if (!fits) throw ShapeError(words + " does not broadcast to scores " + to_string(all));
 }
 
-// Checks of a cache beyond the shapes in check_separate.
+// Checks a cache's device, dtypes and scales; check_shapes checks its shapes.
 void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
   const DType dtype = rows.values.dtype();
   const auto begin = [&] { return std::string(name) + ": rows " + describe(rows.values) + ", q " + describe(q); };
@@ -286,7 +286,7 @@ void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
   if (dtype == q.dtype()) throw DTypeError(begin() + ": rows of q's dtype have no scales");
 }
 
-// (B, 1, G group, D) as (B, group, G, D): queries that share keys, as if at `group` positions.
+// (B, 1, G group, D) as (B, group, G, D): treats queries that share keys as `group` positions.
 Tensor as_group(const Tensor& x, std::int64_t heads) {
   return view::transpose(view::reshape(x, {x.size(0), heads, x.size(2) / heads, x.size(3)}), 1, 2);
 }
@@ -346,7 +346,7 @@ Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs need
 
 namespace {
 
-// Two products of (T, D) by (D, S): a causal mask halves the keys, keys outside the window are skipped. A mask's values
+// Two products of (T, D) by (D, S). A causal mask halves the keys, a window skips the keys outside it. A mask's values
 // are unknown here.
 double attention_work(const Tensor& output, std::int64_t keys, bool is_causal, std::int64_t window) {
   const double all = static_cast<double>(output.elements()) * static_cast<double>(keys) * (is_causal ? 1 : 2);
@@ -367,14 +367,14 @@ double ScaledDotProductAttention::multiply_adds(std::span<const Tensor> inputs, 
 
 namespace {
 
-// One position sees all keys, so the queries of a group can read them together.
+// A single position sees all keys, so the queries of a group can read them together.
 bool is_grouped(const Tensor& q, const CachedRows& keys) {
   return q.size(1) == 1 && q.size(2) > keys.values.size(2) && q.elements() > 0;
 }
 
 constexpr const char* cached_name = "cached_attention";
 
-// The queries of a group are at one position: their window becomes a first key.
+// For a single position a window becomes a first key.
 AttentionForm cached_form(const Tensor& q, const CachedRows& keys, std::int64_t window) {
   AttentionForm form{cached_name, q.size(1) > 1, {}, 0, {}};
   if (q.size(1) > 1) {

@@ -35,7 +35,7 @@ Tensor copy(const Tensor& t, DType dtype, Category category) {
   return result;
 }
 
-/// On the dry twin of its device a tensor is itself, as it is there: the resource in force gives no bytes for it.
+/// The tensor on its device's dry twin. As to_device on the tensor's device, it takes no bytes of the current resource.
 Tensor dry_twin(const Tensor& t, memory::Device device) {
   const ResourceScope elsewhere(default_resource(device));
   const std::size_t count = t.storage() ? t.storage()->bytes() / size_of(t.dtype()) : 0;

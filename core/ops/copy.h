@@ -10,25 +10,24 @@
 
 namespace thimble {
 
-/// to[i] = from[i], converted to to's dtype. Same shape (`from` may broadcast), same device. Counts as a write of `to`.
-/// Throws ShapeError, DeviceError.
+/// to[i] = from[i], converted to `to`'s dtype, on one device; `from` may broadcast. Counts as a write of `to`. Throws
+/// ShapeError, DeviceError.
 void copy_into(const Tensor& to, const Tensor& from);
 
 /// A dense copy with the same dtype.
 Tensor clone(const Tensor& t, Category category = Category::temporary);
-/// t itself when it is dense, else a dense copy.
+/// t itself if it is dense, else a dense copy.
 Tensor contiguous(const Tensor& t);
-/// A dense copy in another dtype; t itself when it has that dtype.
+/// A dense copy in another dtype; t itself if it has that dtype.
 Tensor to_dtype(const Tensor& t, DType dtype);
-/// A dense copy on another device; t itself when it is there. Copies between two CUDA devices pass through host memory.
-/// A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError. On the dry twin of its
-/// own device t takes no bytes of the resource in force, as there.
+/// A dense copy on another device; t itself if it is there. Copies between two CUDA devices pass through host memory.
+/// Copies to a dry device move no data; copies from one throw DeviceError. On the dry twin of t's device the result takes
+/// no bytes of the current resource, as t itself would.
 Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
-/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; functions
-/// built on it do too.
+/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does.
 void fill(const Tensor& t, double value);
-/// Throws DTypeError when t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose
-/// its fraction.
+/// Throws DTypeError if t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose its
+/// fraction.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
@@ -38,8 +37,8 @@ Tensor full(const Shape& shape, double value, DType dtype = DType::f32, memory::
 /// 0, 1, ..., n - 1.
 Tensor arange(std::int64_t n, DType dtype = DType::i64, memory::Device device = cpu);
 
-/// A tensor of host values, in row-major order; T is the C++ type of the dtype. On a dry device the values are not
-/// read. Throws ShapeError when the count does not fit the shape.
+/// A tensor of host values in row-major order; T is the C++ type of the dtype. On a dry device the values are not read.
+/// Throws ShapeError if the count does not fit the shape.
 template <class T>
 Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device = cpu,
                  Category category = Category::temporary);
@@ -49,7 +48,7 @@ Tensor from_host(const std::vector<T>& values, const Shape& shape, memory::Devic
   return from_host(std::span<const T>(values), shape, device, category);
 }
 
-/// The values in row-major order, converted to T. Throws DeviceError on a dry device: it has no values.
+/// The values in row-major order, converted to T. Throws DeviceError on a dry device, which has none.
 template <class T>
 std::vector<T> to_host(const Tensor& t);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The form of an operator. One operator = one struct, forward and backward side by side.
+// The form of an operator: one struct, forward and backward side by side.
 //
 // A *structured* operator:
 //
@@ -7,7 +7,7 @@
 //     static constexpr const char* name = "my_op";
 //     static constexpr Cost cost = Cost::matmul;      // of recomputing it
 //     double epsilon = 1e-5;                           // attributes
-//     struct Saved { Tensor x, mean; };                // all that backward can read; undefined = not kept
+//     struct Saved { Tensor x, mean; };                // all that backward can read; undefined if not kept
 //     // forward: (N, C) x (C) -> (N, C)
 //     Tensor forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const;
 //     Gradients backward(Saved saved, Tensor dy, Needs needs) const;   // one gradient per operand
@@ -17,16 +17,15 @@
 // (autograd/apply.h), which records them on the tape when one is active.
 //
 // Rules for forward: allocate everything, then launch. Fill only the tensors of `saved` that backward needs for the
-// operands named by `needs` (needs.any() is false outside a tape: keep nothing, allocate nothing for backward). A
-// tensor that is an operand or the result is kept by reference; any other one is an extra, counted as kept bytes.
-// Members that are not tensors (shapes, attributes) are free. The result's bits must not depend on `needs`.
+// operands in `needs` (outside a tape needs.any() is false: keep and allocate nothing for backward). An operand or the
+// result is kept by reference; any other tensor is an extra, counted as kept bytes. Other members (shapes, attributes)
+// are free. The result's bits must not depend on `needs`.
 //
 // Two members are optional, for planning:
 //
-//   // Recomputes the result, bit for bit, from the saved tensors and the operands, where that is less work than
-//   forward.
+//   // Recomputes the result's bits from the saved tensors and the operands, if that is less work than forward.
 //   Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
-//   // Multiply-adds of forward; without it an operator counts only as memory traffic.
+//   // Multiply-adds of forward; without it only memory traffic counts.
 //   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 
 #include <array>
@@ -42,7 +41,7 @@
 
 namespace thimble {
 
-/// How an operator's time grows; recomputation policies compare it.
+/// The growth of an operator's time, which recomputation policies compare.
 enum class Cost : std::uint8_t {
   view,         ///< no bytes move
   elementwise,  ///< one pass over memory
@@ -50,7 +49,7 @@ enum class Cost : std::uint8_t {
   matmul        ///< more arithmetic than memory traffic
 };
 
-/// Which operands need a gradient.
+/// The operands that need a gradient.
 class Needs {
  public:
   static constexpr int max_operands = 32;
@@ -64,7 +63,7 @@ class Needs {
   std::uint32_t bits_ = 0;
 };
 
-/// One gradient per operand, in operand order; undefined where none is needed. Holds up to four without allocating.
+/// One gradient per operand, in order; undefined if not needed. Holds up to four without allocating.
 class Gradients {
  public:
   Gradients() = default;
@@ -95,7 +94,7 @@ class Gradients {
 struct SavesNothing {};
 
 namespace op_detail {
-// Converts to any type: counts the members of an aggregate.
+// Converts to any type, to count the members of an aggregate.
 struct Anything {
   template <class T>
   operator T() const;  // NOLINT(google-explicit-constructor)
@@ -151,7 +150,7 @@ constexpr auto tie_members(Saved& saved) {
 
 inline constexpr int max_saved_tensors = 8;
 
-/// Calls f(tensor) for every tensor among the members, and g(member) for every other one.
+/// Calls f(tensor) for every member that is a tensor, and g(member) for the others.
 template <class Saved, class F, class G>
 constexpr void for_each_member(Saved& saved, F&& f, G&& g) {
   const auto one = [&](auto& member) {

@@ -25,7 +25,7 @@ void check_floating(const char* operation, DType dtype) {
                    " given, " + what);
 }
 
-// Index in the whole batch of t's first element; t holds the samples from site.first_sample on.
+// The index in the whole batch of t's first element; t has the samples from site.first_sample on.
 std::int64_t first_element(const char* operation, const Tensor& t, const RandomSite& site) {
   if (t.rank() == 0 || site.first_sample == 0) return 0;
   const std::int64_t sample_elements = t.elements() / t.shape()[0];
@@ -37,7 +37,7 @@ std::int64_t first_element(const char* operation, const Tensor& t, const RandomS
   return site.first_sample * sample_elements;
 }
 
-// Runs the kernel on t, through a dense temporary where t is not dense.
+// Runs the kernel on t, through a temporary if t is not dense.
 void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   check_random_site(operation, args.site);
   if (t.elements() == 0) return;
@@ -99,7 +99,7 @@ void fill_truncated_normal_as(const char* operation, const Tensor& t, double mea
   args.high = (high - mean) / deviation;
   args.offset = mean;
   args.factor = deviation;
-  // In the upper tail the distribution function is too close to 1 to be told apart: draw the mirror image.
+  // In the upper tail the distribution function is too close to 1 to be exact: draw the mirror image.
   if (args.low > 0) {
     std::swap(args.low, args.high);
     args.low = -args.low;

@@ -27,7 +27,7 @@ struct Layer {
   memory::Device device;
 
   DType wide() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-  // The place of the step that is computed as number s.
+  // The position in the sequence of the s-th computed step.
   std::int64_t place(std::int64_t s) const { return is_reverse ? steps - 1 - s : s; }
   Tensor workspace(const Shape& shape, DType of) const { return Tensor::empty(shape, of, device, Category::workspace); }
 };
@@ -65,14 +65,14 @@ Layer layer_of(const char* name, std::int64_t gates, bool is_reverse, const Tens
   return layer;
 }
 
-// A state before the first step, dense; zeros for an absent one.
+// The state before the first step, dense; zeros if undefined.
 Tensor state_or_zeros(const Layer& l, const Tensor& state) {
   return state.defined() ? contiguous(state) : zeros({l.samples, l.width}, l.dtype, l.device, Category::workspace);
 }
 
 Tensor rows_of(const Tensor& t) { return view::reshape(t, {t.size(0) * t.size(1), t.size(2)}); }
 
-// to (..., R) = from (..., K) weight (R, K)^T + bias, or added to it.
+// to (..., R) = from (..., K) weight (R, K)^T + bias; `accumulate` adds it to `to`.
 void product(const Layer& l, const Tensor& to, const Tensor& from, const Tensor& weight, const Tensor& bias,
              bool accumulate = false) {
   matmul_into({l.name, from, view::transpose(weight), to, bias, Tensor(), 1, accumulate});
@@ -80,12 +80,12 @@ void product(const Layer& l, const Tensor& to, const Tensor& from, const Tensor&
 
 Tensor at_step(const Tensor& t, std::int64_t place) { return view::squeeze(view::slice(t, 0, place, place + 1), 0); }
 
-// Steps whose share of the gates is computed together: enough rows for a product.
+// Number of steps whose gates' products with x are computed at once: enough rows for a product.
 std::int64_t steps_together(const Layer& l) {
   return std::clamp<std::int64_t>(256 / std::max<std::int64_t>(1, l.samples), 1, l.steps);
 }
 
-// body(gates (N, G H), place) for the steps in order, with x's share of the gates, which body may overwrite.
+// Calls body(gates (N, G H), place) for the steps in order, with the gates' products with x, which body may overwrite.
 template <class F>
 void for_each_step(const Layer& l, const Tensor& x, const Weights& w, F&& body) {
   const std::int64_t together = steps_together(l);
@@ -98,13 +98,13 @@ void for_each_step(const Layer& l, const Tensor& x, const Weights& w, F&& body) 
   }
 }
 
-// The places of all steps but the first, and of the states before them: y's rows in the same order.
+// The rows of all steps but the first, and y's rows of the states before them, in the same order.
 std::pair<Tensor, Tensor> later_steps(const Layer& l, const Tensor& of_steps, const Tensor& y) {
   const std::int64_t from = l.is_reverse ? 0 : 1, before = l.is_reverse ? 1 : 0;
   return {view::slice(of_steps, 0, from, from + l.steps - 1), view::slice(y, 0, before, before + l.steps - 1)};
 }
 
-// The states' share of all gates, into `gates` (T, N, G H) or added to it, in the forward pass's order of additions.
+// Writes the states' products of all gates to `gates` (T, N, G H), or adds them, in forward's order of additions.
 void add_state_products(const Layer& l, const Tensor& gates, const Tensor& y, const Tensor& h, const Weights& w,
                         bool accumulate) {
   product(l, at_step(gates, l.place(0)), h, w.hh, w.bias_hh, accumulate);
@@ -113,8 +113,8 @@ void add_state_products(const Layer& l, const Tensor& gates, const Tensor& y, co
   product(l, rows_of(later), rows_of(before), w.hh, w.bias_hh, accumulate);
 }
 
-// The gradients of weights, biases and x from the gradients of the gates of x and of the state, which may be one
-// tensor.
+// The gradients of weights, biases and x, from the gradients of the gates' products with x and the state, which may be
+// one tensor.
 struct ParameterGradients {
   Tensor x, ih, hh, bias_ih, bias_hh;
 };

@@ -1,23 +1,23 @@
 #pragma once
-// Recurrent layers over a sequence, as one operator: backward keeps only operands and result. Given all hidden
-// states, the gates of all steps are two products, and the cells a pass over them: backward makes both again, in
-// workspaces that live as long as it runs. A composition of steps keeps 4 gates, cell and state of each (LSTM).
+// Recurrent layers over a sequence, as one operator that keeps only operands and result. Given all hidden states, the
+// gates of all steps are two products, and the cells a pass over them, so backward recomputes both in its workspace. A
+// composition of steps would keep 4 gates, cell and state of each step (LSTM).
 
 #include <thimble/core/ops/op.h>
 
 namespace thimble::ops {
 
 /// An LSTM (core/kernels/recurrent.h has a step): x (T, N, C), h and c (N, H) before the first step, weight_ih (4 H,
-/// C), weight_hh (4 H, H), bias_ih and bias_hh (4 H) or undefined -> (T + 1, N, H): the hidden states at the steps'
-/// places, then the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, c, weights, biases and the result by
-/// reference. Backward's workspace is 5 T N H elements.
+/// C), weight_hh (4 H, H), bias_ih and bias_hh (4 H) or undefined -> (T + 1, N, H): the hidden states of the steps, then
+/// the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, c, weights, biases and the result by reference.
+/// Backward's workspace is 5 T N H elements.
 struct Lstm {
   static constexpr const char* name = "lstm";
   static constexpr Cost cost = Cost::matmul;
   struct Saved {
     Tensor x, h, c, weight_ih, weight_hh, bias_ih, bias_hh, y;
   };
-  bool is_reverse = false;  ///< from the last step to the first
+  bool is_reverse = false;  ///< goes from the last step to the first
 
   Tensor forward(const Tensor& x, const Tensor& h, const Tensor& c, const Tensor& weight_ih, const Tensor& weight_hh,
                  const Tensor& bias_ih, const Tensor& bias_hh, Needs needs, Saved& saved) const;
@@ -25,8 +25,8 @@ struct Lstm {
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-/// A GRU: the same without cells, with weights of 3 H rows -> (T, N, H). Keeps x, h, weights, biases and the result.
-/// Backward's workspace is 6 T N H elements.
+/// A GRU: without cells, with weights of 3 H rows -> (T, N, H). Keeps x, h, weights, biases and the result. Backward's
+/// workspace is 6 T N H elements.
 struct Gru {
   static constexpr const char* name = "gru";
   static constexpr Cost cost = Cost::matmul;

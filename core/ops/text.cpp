@@ -53,7 +53,7 @@ double rounded(double value, DType dtype) {
   return visit(dtype, [&]<class T>() { return convert_value<double>(convert_value<T>(value)); });
 }
 
-// The shortest text that a dtype's rounding takes back to `value`.
+// The fewest digits that the dtype's rounding takes back to `value`.
 Digits shortest(double value, DType dtype) {
   for (int digits = 0; digits < 17; ++digits) {
     const std::string text = scientific(value, digits);
@@ -62,13 +62,13 @@ Digits shortest(double value, DType dtype) {
   return parse_scientific(scientific(value, 17));
 }
 
-// At most `precision` digits after the point: the fewest that name the value, or the value rounded there.
+// The fewest digits that identify the value, rounded to at most `precision` after the point.
 Digits limited(double value, DType dtype, bool is_exponent_form) {
   Digits d = shortest(value, dtype);
   const int behind = static_cast<int>(d.digits.size()) - 1 - (is_exponent_form ? 0 : d.exponent);
   if (behind <= precision) return d;
   if (is_exponent_form) return parse_scientific(scientific(value, precision));
-  return parse_scientific(scientific(value, precision + d.exponent));  // below 1e-4 the other form is used
+  return parse_scientific(scientific(value, precision + d.exponent));  // values below 1e-4 use the other form
 }
 
 struct Parts {
@@ -100,7 +100,7 @@ std::string padded(const std::string& text, std::size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
 }
 
-// Magnitudes from here on have more digits than the dtype tells apart (NumPy: ten to its decimal precision, at most 8).
+// Magnitudes from here on have more digits than the dtype can hold (NumPy: ten to its decimal precision, at most 8).
 double largest_fixed(DType dtype) { return dtype == DType::f64 ? 1e8 : dtype == DType::f32 ? 1e6 : 1e3; }
 
 bool needs_exponents(const std::vector<double>& values, DType dtype) {
@@ -114,7 +114,7 @@ bool needs_exponents(const std::vector<double>& values, DType dtype) {
          (largest >= largest_fixed(dtype) || smallest < rounded(1e-4, dtype) || largest / smallest > 1000);
 }
 
-// Every value as text, all of one width.
+// The values as texts of one width.
 std::vector<std::string> float_words(const std::vector<double>& values, DType dtype) {
   const bool has_exponents = needs_exponents(values, dtype);
   std::vector<Parts> parts(values.size());
@@ -152,7 +152,7 @@ std::vector<std::string> integer_words(const Tensor& t) {
   for (const std::int64_t v : to_host<std::int64_t>(t)) {
     words.push_back(t.dtype() == DType::boolean ? (v != 0 ? "True" : "False") : std::to_string(v));
   }
-  // NumPy gives a lone True no room for False.
+  // NumPy pads True to the width of False, except a scalar.
   std::size_t width = t.dtype() == DType::boolean && t.rank() > 0 ? 5 : 0;
   for (const std::string& word : words) width = std::max(width, word.size());
   for (std::string& word : words) word = padded(word, width);
@@ -175,7 +175,7 @@ Tensor shown(const Tensor& t, std::int64_t edge) {
   return result;
 }
 
-// Lays words out as nested lists. `shape` is the shown shape, `cut[axis]` whether the axis has dots in its middle.
+// Lays words out as nested lists. `shape` is the shown shape; cut[axis] tells whether the axis has dots in its middle.
 struct TextLayout {
   std::vector<std::string> words;
   Shape shape;

@@ -21,7 +21,7 @@ Transaction::Transaction() : generator_(current_generator()), pass_(generator_),
 Transaction::~Transaction() {
   context().transaction = before_;
   put_back();
-  // Calls drawn in a step do not count after it.
+  // A step's random calls do not affect later counts.
   if (before_ != nullptr || generator_.is_in_pass()) generator_.start_pass();
   for (GradientBefore& before : gradients_) {
     before.leaf->transaction = before.transaction;
@@ -42,7 +42,7 @@ void Transaction::keep(const Tensor& target) {
   for (const Entry& entry : kept_) {
     if (entry.target.storage() == target.storage()) return;
   }
-  // Of the whole storage: which views of it a step writes may depend on values, which a dry run does not have.
+  // Keep the whole storage: the views that a step writes may depend on values, which a dry run does not have.
   const auto count = static_cast<std::int64_t>(target.storage()->bytes() / size_of(target.dtype()));
   const Tensor state = target.detach().window({count}, {1}, 0);
   kept_.push_back({state, clone(state)});
@@ -52,9 +52,9 @@ void Transaction::put_back() noexcept {
   is_keeping_ = false;
   for (Entry& entry : kept_) {
     try {
-      const ParameterUse use;  // where a parameter has been evicted since
+      const ParameterUse use;  // in case a parameter has been evicted since
       copy_into(entry.target, entry.pending);
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): another failure is on its way
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): another exception may be in flight
     }
   }
   kept_.clear();

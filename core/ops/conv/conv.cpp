@@ -34,7 +34,7 @@ kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) 
   return s;
 }
 
-// Operands whose channels do not match, as they look in the other common layout.
+// A hint for operands whose channels would match in the other common layout.
 std::string other_layout(const Conv2d& op, const Shape& x, const Shape& weight) {
   const bool has_nchw_image = x[1] == weight[3] * op.groups, has_oihw_weight = x[3] == weight[1] * op.groups;
   if (has_nchw_image) return "; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})";
@@ -135,7 +135,7 @@ Tensor bias_grad(const Tensor& dy) {
   return column_sum(view::reshape(dy, {dy.elements() / std::max<std::int64_t>(1, dy.size(3)), dy.size(3)}));
 }
 
-// The convolution whose transpose takes x to y; throws where operands do not fit.
+// The convolution whose transpose takes x to y. Throws if operands do not fit.
 kernels::ConvShape transposed_sizes(const ConvTranspose2d& op, const Tensor& x, const Tensor& weight,
                                     const Tensor& bias) {
   const Conv2d& conv = op.conv;

@@ -7,7 +7,7 @@ namespace thimble::ops {
 
 /// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> y (N, OH, OW, O), with OH = (H + 2 pad_h -
 /// dilation_h (KH - 1) - 1) / stride_h + 1. kernels::ConvShape has the formula. Keeps x for the weight's gradient and
-/// the weight for x's. No im2col: panels are packed straight from the image.
+/// the weight for x's. No im2col: panels are packed directly from the image.
 struct Conv2d {
   static constexpr const char* name = "conv2d";
   static constexpr Cost cost = Cost::matmul;
@@ -25,10 +25,10 @@ struct Conv2d {
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-/// The transpose of a convolution `conv` of (N, OH, OW, O) to (N, H, W, I), with a bias: x (N, H,
-/// W, I), weight (I, KH, KW, O / groups), bias (O) or undefined -> y (N, OH, OW, O), OH = (H - 1) stride_h - 2 pad_h +
-/// dilation_h (KH - 1) + 1 + extra_h, 0 <= extra_h < stride_h. Forward is the convolution's gradient of its input, and
-/// dx its forward: the same kernels. Keeps x for the weight's gradient and the weight for x's.
+/// The transpose of a convolution `conv` from (N, OH, OW, O) to (N, H, W, I), with a bias: x (N, H, W, I), weight
+/// (I, KH, KW, O / groups), bias (O) or undefined -> y (N, OH, OW, O), OH = (H - 1) stride_h - 2 pad_h + dilation_h
+/// (KH - 1) + 1 + extra_h, 0 <= extra_h < stride_h. Forward runs the kernels of the convolution's input gradient, dx the
+/// kernels of its forward. Keeps x for the weight's gradient and the weight for x's.
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
   static constexpr Cost cost = Cost::matmul;
@@ -37,26 +37,25 @@ struct ConvTranspose2d {
     Shape x_shape, weight_shape;
   };
   Conv2d conv;
-  std::int64_t extra_h = 0, extra_w = 0;  ///< rows and columns more at the end
+  std::int64_t extra_h = 0, extra_w = 0;  ///< additional rows and columns at the end
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-// ---- Convolution whose kernels are combinations of a few shared ones.
+// ---- Convolution with kernels that are combinations of a few shared ones.
 
 /// y = conv(x, W) + bias with W[o, kh, kw, i] = sum over j of coefficients[i, j] basis[j, o, kh, kw]: the kernel from
 /// input i to output o is a combination of r kernels that all inputs share. x (N, H, W, C), basis (r, O, KH, KW),
 /// coefficients (C / groups, r), bias (O) or undefined -> y (N, OH, OW, O); conv as in Conv2d. The weights are r O KH
-/// KW + C r / groups numbers in place of O KH KW C / groups. Several layers may share one basis: its gradient is the
-/// sum of theirs.
+/// KW + C r / groups numbers instead of O KH KW C / groups. Layers may share a basis; its gradient is the sum of theirs.
 ///
-/// W is a temporary of forward, rounded to the dtype of the operands, and recomputed in backward; at most one of W and
-/// dW exists at a time. With D = basis as (r, O KH KW) and W as (O KH KW, C / groups): W = D^T coefficients^T, dbasis =
-/// (dW coefficients)^T, dcoefficients = (D dW)^T.
+/// W is a temporary of forward, rounded to the operands' dtype, and recomputed in backward; W and dW never exist at the
+/// same time. With D = basis as (r, O KH KW) and W as (O KH KW, C / groups): W = D^T coefficients^T, dbasis = (dW
+/// coefficients)^T, dcoefficients = (D dW)^T.
 ///
-/// Keeps basis and coefficients by reference, and x for their gradients; the bias's gradient keeps none of the three.
+/// Keeps basis and coefficients by reference, and x for their gradients; the bias's gradient needs none of the three.
 /// Throws ShapeError, DTypeError, DeviceError, ValueError.
 struct SharedConv2d {
   static constexpr const char* name = "shared_conv2d";

@@ -23,7 +23,7 @@ void check_input(const char* operation, const Tensor& x) {
 
 std::string text_of(const std::array<std::int64_t, 2>& pair) { return to_string(Shape{pair[0], pair[1]}); }
 
-// The message's beginning: operation and window.
+// Operation and window, for messages.
 std::string describe_window(const char* operation, const PoolWindow& window, const Shape& shape) {
   return std::string(operation) + ": kernel " + text_of(window.kernel) + ", stride " + text_of(window.stride) +
          ", padding " + text_of(window.padding) + ", dilation " + text_of(window.dilation) + " on " + to_string(shape);
@@ -45,7 +45,7 @@ void check_window(const std::string& asked, const PoolWindow& window, std::size_
   }
 }
 
-// Number of windows along an axis; less than 1 when none fits.
+// Number of windows along an axis; less than 1 if none fits.
 std::int64_t output_size(const PoolWindow& window, std::size_t axis, std::int64_t in, std::int64_t stride) {
   const std::int64_t span = (window.kernel[axis] - 1) * window.dilation[axis] + 1;
   const std::int64_t room = in + 2 * window.padding[axis] - span + (window.ceil_mode ? stride - 1 : 0);
@@ -55,7 +55,7 @@ std::int64_t output_size(const PoolWindow& window, std::size_t axis, std::int64_
   return is_last_outside ? out - 1 : out;
 }
 
-// Throws where `window` does not fit images of `shape`.
+// Throws if `window` does not fit images of `shape`.
 kernels::PoolWindows windows_of(const char* operation, const PoolWindow& window, const Shape& shape) {
   const std::string asked = describe_window(operation, window, shape);
   if (shape.rank() != 4) throw ShapeError(asked + ": expected (N, H, W, C)");
@@ -85,7 +85,7 @@ void run_max(const kernels::PoolWindows& windows, const Tensor& x, const Tensor&
   });
 }
 
-// Elements of an image, for each channel.
+// Number of elements per image and channel.
 std::int64_t middle_elements(const Shape& shape) {
   std::int64_t rows = 1;
   for (int axis = 1; axis + 1 < shape.rank(); ++axis) rows *= shape[axis];

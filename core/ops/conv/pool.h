@@ -9,18 +9,18 @@
 namespace thimble {
 
 /// Windows over (H, W). Output size = (in + 2 padding - dilation (kernel - 1) - 1) / stride + 1, rounded down, or up
-/// with ceil_mode, where the last window must begin inside the image or its leading padding (PyTorch's rules).
+/// with ceil_mode if the last window then begins inside the image or its leading padding (PyTorch's rules).
 struct PoolWindow {
   std::array<std::int64_t, 2> kernel{2, 2};
-  std::array<std::int64_t, 2> stride{0, 0};   ///< 0: the kernel's size
+  std::array<std::int64_t, 2> stride{0, 0};   ///< 0 means the kernel's size
   std::array<std::int64_t, 2> padding{0, 0};  ///< on both sides; at most half of the (dilated) kernel
   std::array<std::int64_t, 2> dilation{1, 1};
   bool ceil_mode = false;
 };
 
-/// The tensor that max pooling keeps to route the gradient. The gradients have the same bits.
+/// The tensor that max pooling keeps to route the gradient, whose bits do not depend on the choice.
 enum class MaxPoolKeeps : std::uint8_t {
-  input,  ///< x by reference: free where x is kept anyway; backward needs a workspace of one byte per output
+  input,  ///< x by reference: free if x is kept anyway; backward needs a workspace of one byte per output
   taps    ///< one byte per output (four for kernels of more than 255 elements)
 };
 
@@ -28,9 +28,8 @@ enum class MaxPoolKeeps : std::uint8_t {
 
 namespace thimble::ops {
 
-/// y = the largest element of each window; padding is -inf. NaN counts as larger than all. The gradient goes to the
-/// first of equal elements in row-major order of the window. A window without elements (possible with dilation) gives
-/// -inf.
+/// y = the largest element of each window; padding is -inf, and NaN is larger than all. The gradient goes to the first of
+/// equal elements in row-major order of the window. A window without elements (possible with dilation) gives -inf.
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   static constexpr Cost cost = Cost::reduction;
@@ -45,7 +44,7 @@ struct MaxPool2d {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = mean of each window. With count_include_pad the divisor counts the padding's zeros. Keeps nothing. No dilation.
+/// y = mean of each window, without dilation. With count_include_pad the divisor counts the padding. Keeps nothing.
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
   static constexpr Cost cost = Cost::reduction;
@@ -59,8 +58,8 @@ struct AvgPool2d {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// x (N, H, W, C) -> (N, height, width, C) as core/kernels/shared/resample_axis.h says: larger or smaller images, or
-/// adaptive average pooling. Keeps nothing.
+/// x (N, H, W, C) -> (N, height, width, C): larger or smaller images, or adaptive average pooling, by the formulas in
+/// core/kernels/shared/resample_axis.h. Keeps nothing.
 struct Resample2d {
   static constexpr const char* name = "interpolate";
   static constexpr Cost cost = Cost::elementwise;
@@ -75,7 +74,7 @@ struct Resample2d {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// (N, ..., C) -> (N, C): mean over all axes between. Keeps nothing; the gradient is one value per (n, c), repeated by
+/// (N, ..., C) -> (N, C): mean over all axes in between. Keeps nothing; the gradient is one value per (n, c), repeated by
 /// strides of 0.
 struct GlobalAvgPool {
   static constexpr const char* name = "global_avg_pool";

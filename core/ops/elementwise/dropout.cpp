@@ -38,7 +38,7 @@ void check(const char* name, const Tensor& x, double p, const RandomSite& site, 
   }
 }
 
-// out = in with elements dropped; x, out and mask (where defined) are dense and of one shape.
+// out = in with elements dropped; all are dense and of one shape. `mask` may be undefined.
 void run(const Tensor& in, double p, const RandomSite& site, const SampleParts& parts, const Tensor& out,
          const Tensor& mask) {
   if (in.elements() == 0) return;

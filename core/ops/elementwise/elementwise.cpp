@@ -86,7 +86,7 @@ void run(const char* name, const kernels::ElementwiseFunction& function, int ind
     }
     args.out = at(out);
     args.out_dtype = out.dtype();
-    // A condition may be bool: the compute type comes from the first operand, in backward from dy, which is last.
+    // A condition may be bool, so the compute type comes from the first operand, in backward from dy, the last one.
     const int typed = operand < 0 ? 0 : args.inputs - 1;
     args.compute = compute_type(args.in[static_cast<std::size_t>(typed)].dtype);
     if (out.device().is_cuda()) {

@@ -13,16 +13,16 @@
 namespace thimble {
 namespace elementwise_detail {
 
-/// Checks that the operands share a dtype (a bool condition excepted) and a device; gives the common shape.
+/// Checks that the operands share a dtype (except a bool condition) and a device, and returns the common shape.
 Shape common_shape(const char* name, std::initializer_list<const Tensor*> operands);
 void check_dtype(const char* name, DType dtype, bool allows_integers);
 
-/// One kernel run: out = f(in...) over `shape`; the kernel copies `functor`. `index` is the functor's index among the
-/// built-in ones or -1, `operand` -1 for forward. Throws DeviceError when the device has no kernel for it.
+/// Runs a kernel: out = f(in...) over `shape`; the kernel copies `functor`. `index` is the functor's index among the
+/// built-in ones, or -1; `operand` is -1 for forward. Throws DeviceError if the device has no kernel for it.
 void run(const char* name, const kernels::ElementwiseFunction& function, int index, int operand, const void* functor,
          const Shape& shape, std::initializer_list<const Tensor*> in, const Tensor& out);
 
-/// The same for a built-in functor's forward, into an existing tensor, which may be an operand.
+/// Runs a built-in functor's forward into an existing tensor, which may be an operand.
 template <class F>
 void run(const char* name, const F& f, std::initializer_list<const Tensor*> in, const Tensor& out) {
   constexpr int index = ops::builtin_index<F>;
@@ -41,23 +41,22 @@ struct Elementwise {
 
   F f;
 
-  /// Tensors that the used gradient functions name, and the operands' shapes (free).
+  /// Tensors that the used gradient functions keep, and the operands' shapes.
   struct Saved {
     Tensor lhs, rhs, third, out;
     Shape lhs_shape, rhs_shape;
   };
 
-  // The tensors that the gradients named by `needs` keep: bits 0..2 operands, bit 3 output.
+  // The tensors that the gradients in `needs` keep: bits 0..2 are operands, bit 3 the output.
   static constexpr unsigned keeps(Needs needs) {
-    constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1 without a
-                                                                                                      // gradient
+    constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1: no gradient
     unsigned bits = 0;
     for (int i = 0; i < 3; ++i) {
       if (needs[i] && of_operand[i] > 0) bits |= static_cast<unsigned>(of_operand[i]);
     }
     return bits;
   }
-  /// The operands that have a gradient function.
+  /// The operands with a gradient function.
   static constexpr Needs differentiable{(functor::keeps<F, 0> >= 0 ? 1u : 0u) | (functor::keeps<F, 1> >= 0 ? 2u : 0u) |
                                         (functor::keeps<F, 2> >= 0 ? 4u : 0u)};
 
@@ -109,7 +108,7 @@ struct Elementwise {
     return out;
   }
 
-  // Writes dy's buffer in place when it is reusable and no later operand needs it.
+  // Writes in dy's buffer if it is reusable and no later operand needs it.
   template <int W>
   Tensor gradient(Saved& saved, Tensor& dy, Needs needs, bool dy_is_needed_later) const {
     if constexpr (functor::keeps<F, W> < 0) {

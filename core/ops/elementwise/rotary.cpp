@@ -46,7 +46,7 @@ void check(const Rotary& op, const Tensor& x) {
   require_positive("yarn: log theta", std::abs(std::log(op.theta)));
 }
 
-/// theta of dynamic scaling for so many positions of heads of `width` numbers.
+/// Dynamic scaling's theta for this number of positions and heads of `width` numbers.
 double stretched_theta(const Rotary& op, std::int64_t positions, std::int64_t width) {
   if (!op.scaling || op.scaling->kind != RotaryKind::dynamic || positions <= op.scaling->original_length) {
     return op.theta;
@@ -58,7 +58,7 @@ double stretched_theta(const Rotary& op, std::int64_t positions, std::int64_t wi
   return op.theta * std::pow(more, static_cast<double>(width) / static_cast<double>(width - 2));
 }
 
-/// The share of pair i's frequency that yarn divides.
+/// The fraction of pair i's frequency that yarn divides.
 double yarn_ramp(const Rotary& op, std::int64_t i, std::int64_t width) {
   const RotaryScaling& s = *op.scaling;
   const auto pair_that_turns = [&](double times) {

@@ -48,7 +48,7 @@ kernels::GatherArgs lines_of(const Tensor& x, const Tensor& index, const Shape& 
   return args;
 }
 
-// An index of rows (L) as one of elements: repeated along the axes of `shape` other than `axis`.
+// Turns an index of rows (L) into one of elements: repeats it along the axes of `shape` other than `axis`.
 Tensor spread_index(const char* operation, const Tensor& x, const Tensor& index, int axis) {
   if (index.rank() != 1) {
     throw ShapeError(std::string(operation) + ": the index is " + describe(index) + ", expected one axis");
@@ -68,7 +68,7 @@ void check_axes(const char* operation, const Tensor& x, const Tensor& index, int
                    ": its axes other than " + std::to_string(along) + " must be at most those of x");
 }
 
-// `position` of an index of rows is that in the index.
+// For an index of rows, maps `position` to the index.
 kernels::BadIndex of_rows(kernels::BadIndex bad, const kernels::GatherArgs& args) {
   if (bad.position >= 0) bad.position = bad.position / args.out_step % args.out_length;
   return bad;
@@ -293,7 +293,7 @@ Tensor Pad::forward(const Tensor& x, Needs, Saved&) const {
     if (i < x.rank()) shape[i] += before + after;
   }
   const Tensor y = Tensor::empty_like(x, shape);
-  Tensor inner = y;  // shrinks to x's region; the rest of each axis is padding
+  Tensor inner = y;  // shrinks to x's window; the rest of each axis is padding
   for (int i = 0; i < x.rank(); ++i) {
     const std::int64_t begin = low[static_cast<std::size_t>(i)], end = begin + x.shape()[i];
     fill(view::slice(inner, i, 0, begin), value);
@@ -319,7 +319,7 @@ Tensor rolled(const Tensor& x, int axis, std::int64_t shift) {
   const std::int64_t size = x.shape()[along];
   const Tensor y = Tensor::empty_like(x, x.shape());
   if (size == 0) return y;
-  const std::int64_t first = (shift % size + size) % size;  // of y, where x's first element goes
+  const std::int64_t first = (shift % size + size) % size;  // index in y of x's first element
   copy_into(view::slice(y, along, first, size), view::slice(x, along, 0, size - first));
   copy_into(view::slice(y, along, 0, first), view::slice(x, along, size - first, size));
   return y;

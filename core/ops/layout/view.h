@@ -1,6 +1,5 @@
 #pragma once
-// Views as operators: forward moves no bytes (it copies only where the layout forces one), backward undoes the view.
-// All keep nothing but shapes.
+// Views as operators: forward copies only if the layout forces it, backward undoes the view. All keep only shapes.
 
 #include <array>
 
@@ -8,7 +7,7 @@
 
 namespace thimble::ops {
 
-/// The same elements in row-major order under another shape; one size may be -1. Copies when x's strides force it.
+/// The same elements in row-major order under another shape; one size may be -1. Copies if x's strides force it.
 struct Reshape {
   static constexpr const char* name = "reshape";
   static constexpr Cost cost = Cost::view;
@@ -21,7 +20,7 @@ struct Reshape {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Axes in another order: result axis i is x's axis order[i].
+/// Axis i of the result is x's axis order[i].
 struct Permute {
   static constexpr const char* name = "permute";
   static constexpr Cost cost = Cost::view;
@@ -46,7 +45,7 @@ struct Slice {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Axes of size 1 (and missing leading axes) repeated to `shape`. Backward sums over the repeats.
+/// Repeats axes of size 1 and missing leading axes to `shape`. Backward sums over the repeats.
 struct Expand {
   static constexpr const char* name = "expand";
   static constexpr Cost cost = Cost::view;
@@ -59,7 +58,7 @@ struct Expand {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// A dense copy; x itself when it is dense.
+/// A dense copy; x itself if it is dense.
 struct Contiguous {
   static constexpr const char* name = "contiguous";
   static constexpr Cost cost = Cost::elementwise;

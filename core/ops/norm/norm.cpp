@@ -56,7 +56,7 @@ Tensor as_statistics(const Tensor& parameter, DType x_dtype) {
 
 namespace {
 
-// The statistics to use: (instances, groups) each.
+// The statistics in use, (instances, groups) each.
 struct ChannelStatistics {
   Tensor mean, rstd;
 };
@@ -87,7 +87,7 @@ Tensor partial_sums(const ChannelLayout& layout, memory::Device device) {
                    device);
 }
 
-/// The batch's mean and variance, which update the running ones later.
+/// The later update of the running statistics by the batch's mean and variance.
 StateUpdate statistics_update(const ChannelNorm& call) {
   StateUpdate update;
   update.found =
@@ -126,7 +126,7 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
   Transaction* const later = updates ? deferring_transaction() : nullptr;
   std::optional<StateUpdate> update;
   Tensor running_mean, running_var;
-  if (later != nullptr) {  // 0 x 0 + 1 x found
+  if (later != nullptr) {  // the kernel writes 0 x 0 + 1 x the batch's
     update = statistics_update(call);
     running_mean = row_of(update->found, 0), running_var = row_of(update->found, 1);
   } else if (updates) {
@@ -375,7 +375,7 @@ struct Statistics {
   Tensor mean, rstd;  // (rows)
 };
 
-// y; without centring there is no mean. Computes statistics only where they are kept.
+// Without centring there is no mean. Stores statistics only if they are kept.
 Tensor forward_rows(const Tensor& operand, const Tensor& weight, const Tensor& bias, int axes, double epsilon,
                     bool is_centred, bool keeps_statistics, Statistics& kept) {
   const RowLayout layout(operand.shape(), axes);
@@ -395,7 +395,7 @@ Tensor forward_rows(const Tensor& operand, const Tensor& weight, const Tensor& b
   return y;
 }
 
-// Gradients of x, weight and bias; dx reuses dy's buffer when dy has no other holder.
+// Gradients of x, weight and bias; dx reuses dy's buffer if dy has no other holder.
 Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, Tensor dy, int axes, bool is_centred,
                         std::int64_t groups, DType parameter_dtype, Needs needs) {
   const RowLayout layout(dy.shape(), axes);

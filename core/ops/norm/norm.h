@@ -6,24 +6,24 @@
 
 namespace thimble::norm_detail {
 
-// ---- Shared by the normalisation operators: checks of operands, and the calls of the channel kernels
-// (core/kernels/norm.h) behind batch norm and group norm.
+// ---- Shared by the normalisation operators: checks of operands, and calls of the channel kernels
+// (core/kernels/norm.h) of batch norm and group norm.
 
 /// The dtype of statistics: f64 for f64, else f32.
 constexpr DType statistics_dtype(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-/// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError when epsilon < 0.
+/// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError if epsilon < 0.
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon);
-/// A weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or, where x
-/// is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
+/// Checks a weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or, if
+/// x is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,
                      const Shape& shape);
-/// The common dtype of the defined tensors. Throws DTypeError where they differ.
+/// The common dtype of the defined tensors. Throws DTypeError if they differ.
 DType common_dtype(const char* operation, const Tensor& weight, const Tensor& bias, DType otherwise);
 /// Dense and in the dtype of statistics; undefined stays undefined.
 Tensor as_statistics(const Tensor& parameter, DType x_dtype);
 
-/// x as (instances, rows, channels), statistics over the rows and over the channels of each group.
+/// x as (instances, rows, channels), with statistics over the rows and channels of each group.
 struct ChannelLayout {
   std::int64_t instances = 0, rows = 0, channels = 0, groups = 0;
 };
@@ -33,18 +33,18 @@ struct ChannelNorm {
   ChannelLayout layout;
   kernels::NormTail tail = kernels::NormTail::none;
   double epsilon = 0, momentum = 0;
-  bool uses_running = false;  ///< whether to use the running statistics; else they are updated, where defined
+  bool uses_running = false;  ///< uses the running statistics; otherwise they are updated, if defined
   Tensor x = {}, residual = {}, weight = {}, bias = {}, running_mean = {}, running_var = {};
 };
 
-/// Tensors that forward can leave for backward, on request.
+/// Tensors that forward can keep for backward.
 struct ChannelNormKept {
-  Tensor mean, rstd;  ///< (instances, groups), the statistics' dtype
-  Tensor mask;        ///< u8, one bit for each element of y: y > 0
+  Tensor mean, rstd;  ///< (instances, groups), in the statistics' dtype
+  Tensor mask;        ///< u8, one bit per element of y: y > 0
 };
 
-/// y; `kept` receives the requested statistics and mask. Running statistics are not updated in a recompute. Statistics
-/// already in `kept` are used.
+/// Returns y. Uses the statistics in `kept` if they are defined, else writes the requested ones there, and the mask. A
+/// recompute does not update running statistics.
 Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool keeps_mask, ChannelNormKept& kept);
 
 /// The requested gradients.
@@ -55,9 +55,10 @@ struct ChannelNormGradients {
   Tensor x, residual, weight, bias;
 };
 
-/// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu(6) tail
-/// (x is not needed for x's gradient under fixed statistics); weight for x or a relu(6) tail; bias for a relu(6) tail;
-/// the mask for an add_relu tail. dx and dresidual are written in place of dy and x when these have no other holder.
+/// Reads from `call` x and the statistics (`kept`, or the running ones) for the gradients of x and weight and for a
+/// relu(6) tail (with fixed statistics x's gradient needs no x), weight for x's gradient and a relu(6) tail, bias for a
+/// relu(6) tail, and the mask for an add_relu tail. dx and dresidual are written in the buffers of dy and x if these have
+/// no other holder.
 ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kept, Tensor dy, ChannelNormWants wants,
                                            DType parameter_dtype);
 
@@ -65,8 +66,7 @@ ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kep
 
 namespace thimble::ops {
 
-// ---- Batch normalisation of (..., C) over all axes but the last, plain or fused with the usual next operators in one
-// pass:
+// ---- Batch normalisation of (..., C) over all axes but the last, plain or fused with the usual next operators:
 //
 //   BatchNorm<none>       y = n          where n = (x - mean) rstd weight + bias, rstd = 1 / sqrt(variance + epsilon)
 //   BatchNorm<relu>       y = max(n, 0)
@@ -79,13 +79,13 @@ namespace thimble::ops {
 
 using kernels::NormTail;
 
-/// With the statistics of the batch (biased variance). Unless this is a recompute, defined running statistics are
-/// updated: running = (1 - momentum) running + momentum new, with the unbiased variance; they are attributes, not
-/// operands, because the result does not depend on them.
+/// Uses the batch's statistics (biased variance). Unless this is a recompute, updates defined running statistics:
+/// running = (1 - momentum) running + momentum new, with the unbiased variance. They are attributes, not operands,
+/// because the result does not depend on them.
 ///
-/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu(6) tail is recomputed from x,
-/// so any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit for each element. One
-/// pass recomputes y from these.
+/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu(6) tail is recomputed from x, so
+/// any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit per element. One pass
+/// recomputes y from these.
 template <NormTail tail>
 struct BatchNorm {
   static constexpr const char* name = tail == NormTail::none    ? "batch_norm"
@@ -106,8 +106,8 @@ struct BatchNorm {
   Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
 };
 
-/// With the running statistics, which are operands here and take no gradient. Keeps x for weight's gradient or a
-/// relu(6) tail, the operands that a gradient reads, and the mask of add_relu.
+/// Uses the running statistics, which are operands here and have no gradient. Keeps x for weight's gradient or a
+/// relu(6) tail, the other operands that a gradient reads, and add_relu's mask.
 template <NormTail tail>
 struct BatchNormEval {
   static constexpr const char* name = tail == NormTail::none    ? "batch_norm_eval"
@@ -134,9 +134,9 @@ struct BatchNormEval {
 ///
 /// x: (..., L), floating; weight, bias: x's last axes, or undefined; in x's dtype or f32. With g = dy weight and xhat =
 /// (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy over rows;
-/// `groups` splits the rows into equal contiguous groups, sums each, and adds the groups from the last one on. Keeps x,
-/// mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError, DTypeError, DeviceError,
-/// ValueError.
+/// `groups` splits the rows into equal contiguous groups, sums each, and adds their sums from the last to the first.
+/// Keeps x, mean and rstd for the gradients of x and weight, and weight for x's. Throws ShapeError, DTypeError,
+/// DeviceError, ValueError.
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
   static constexpr Cost cost = Cost::reduction;
@@ -155,7 +155,8 @@ struct LayerNorm {
 /// y = x rstd weight, where rstd = 1 / sqrt(mean(x^2) + epsilon) over the last `axes` axes. Zhang, Sennrich 2019
 /// (arXiv:1910.07467), equation 4.
 ///
-/// Shapes, dtypes and errors as LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight for x.
+/// Shapes, dtypes and errors as LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight for x's
+/// gradient.
 struct RmsNorm {
   static constexpr const char* name = "rms_norm";
   static constexpr Cost cost = Cost::reduction;
@@ -171,11 +172,11 @@ struct RmsNorm {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) per sample
-/// and per group of neighbouring channels, `groups` of them. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3 and 7.
+/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) for each sample
+/// and each of `groups` groups of neighbouring channels. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3 and 7.
 ///
 /// x: (N, ..., C), floating; groups divides C; weight, bias: (C), in x's dtype or f32, or undefined. Keeps x, mean and
-/// rstd (N groups each, f32; f64 for f64) for x or weight, and weight for x; nothing for bias. Throws ShapeError,
+/// rstd (N groups each, f32; f64 for f64) for the gradients of x and weight, and weight for x's. Throws ShapeError,
 /// DTypeError, DeviceError, ValueError.
 struct GroupNorm {
   static constexpr const char* name = "group_norm";

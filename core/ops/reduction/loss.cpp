@@ -47,7 +47,7 @@ kernels::ClassTargets class_targets(const Form& form, const Tensor& targets, std
   return {at(targets), targets.dtype(), targets.elements(), classes, form.ignore_index};
 }
 
-// Checks here because kernels cannot throw.
+// Kernels cannot throw, so targets are checked here.
 void check_targets(const Form& form, const Tensor& targets, std::int64_t classes) {
   std::int64_t bad = -1, value = 0;
   launch(targets.device(), [&](const Addresses& at) {
@@ -63,7 +63,7 @@ void check_targets(const Form& form, const Tensor& targets, std::int64_t classes
                    std::to_string(form.ignore_index));
 }
 
-// `targets` are dense; `log_sums` is undefined or takes one value per row.
+// `targets` are dense; `log_sums`, unless undefined, gets one value per row.
 Tensor forward(const Form& form, const Tensor& scores, const Tensor& targets, const Tensor& log_sums) {
   const std::int64_t classes = scores.shape().back();
   check_targets(form, targets, classes);
@@ -191,7 +191,7 @@ Gradients PairLoss<map>::backward(Saved saved, Tensor dy, Needs needs) const {
     return t.defined() ? reused_or_new(t) : Tensor::empty(saved.shape, saved.dtype, dy.device());
   };
   Gradients gradients{Tensor(), Tensor()};
-  if (needs[0] && needs[1]) {  // the second one still reads x
+  if (needs[0] && needs[1]) {  // the second gradient still reads x
     gradients[0] = gradient.template operator()<0>(Tensor::empty(saved.shape, saved.dtype, dy.device()));
   } else if (needs[0]) {
     gradients[0] = gradient.template operator()<0>(new_or(x));

@@ -14,10 +14,10 @@ using LossReduction = kernels::LossReduction;
 /// smoothing,
 ///   loss = log sum_c e^x_c - (1 - s) x_t - s / C sum_c x_c
 /// (Szegedy et al. 2015, arXiv:1512.00567, section 7, for the smoothing). Rows whose target is ignore_index do not
-/// count. Result: mean over the rows that count (NaN when none does), sum, or one loss per row (...). dx_c = g (e^(x_c
-/// - lse) - s / C - (1 - s) [c = t]), written in the logits' buffer when they have no other holder. Keeps the logits
+/// count. Result: mean over the rows that count (NaN if none does), sum, or one loss per row (...). dx_c = g (e^(x_c
+/// - lse) - s / C - (1 - s) [c = t]), written in the logits' buffer if they have no other holder. Keeps the logits
 /// and the targets by reference, and lse = log sum e^x per row, in f32 (f64 for f64). Throws ShapeError, DTypeError,
-/// DeviceError, ValueError (smoothing outside [0, 1]; on a CPU: a target that is no class).
+/// DeviceError, ValueError (smoothing outside [0, 1]; on a CPU, a target that is no class).
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
   static constexpr Cost cost = Cost::reduction;
@@ -32,8 +32,8 @@ struct CrossEntropy {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Negative log-likelihood of log-probabilities (..., C): the same with lse = 0. Keeps the targets by reference. Throws
-/// as CrossEntropy does.
+/// Negative log-likelihood of log-probabilities (..., C): CrossEntropy with lse = 0. Keeps the targets by reference.
+/// Throws as CrossEntropy does.
 struct Nll {
   static constexpr const char* name = "nll";
   static constexpr Cost cost = Cost::reduction;
@@ -50,9 +50,9 @@ struct Nll {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Mean (or sum) of f(x, target) over all elements of two tensors of one shape and dtype; NaN (or 0) for no elements.
-/// f and the operands that its gradients keep, by reference, come from a functor in reduction_functors.h, with
-/// `parameter` (core/kernels/reduce.h). Throws ShapeError, DTypeError, DeviceError.
+/// Mean (or sum) of f(x, target) over all elements of two tensors of one shape and dtype; NaN (or 0) without elements. A
+/// functor in reduction_functors.h defines f, with `parameter` (core/kernels/reduce.h), and the operands that its
+/// gradients keep by reference. Throws ShapeError, DTypeError, DeviceError.
 template <kernels::ReduceMap map>
 struct PairLoss {
   static constexpr const char* name = map == kernels::ReduceMap::squared_difference    ? "mse_loss"

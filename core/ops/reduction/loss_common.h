@@ -9,7 +9,7 @@
 
 namespace thimble::ops::loss_detail {
 
-/// The attributes that cross entropy and nll share.
+/// The shared attributes of cross entropy and nll.
 struct Form {
   const char* name;
   bool are_logits;
@@ -21,14 +21,13 @@ struct Form {
 /// The dtype of a loss over scores of `dtype`, and of statistics: f64 for f64, else f32.
 inline DType loss_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-/// Throws DTypeError unless they are i32 or i64.
+/// Throws DTypeError unless `targets` are i32 or i64.
 void check_target_dtype(const Form& form, const Tensor& targets);
 
 /// Throws ValueError unless it is in [0, 1].
 void check_label_smoothing(const Form& form);
 
-/// Throws ValueError for the first target that is neither a class nor ignored, where the check does not stall the
-/// device.
+/// Throws ValueError for the first target that is neither a class nor ignored, unless the check would stall the device.
 void check_targets(const Form& form, const Tensor& targets, std::int64_t classes);
 
 /// Dense `targets`, as kernels take them.

@@ -25,7 +25,7 @@ kernels::ReduceOperand operand(const Tensor& t, AxisMask axes, const Addresses& 
   return {at(t), t.dtype(), strides.kept, strides.reduced};
 }
 
-// Room between the stages of a long reduction, `doubles` per output and range; undefined when one stage suffices.
+// Workspace between the stages of a long reduction, `doubles` per output and range; undefined if one stage suffices.
 Tensor partial_room(const Tensor& t, const AxisSplit& sizes, std::int64_t doubles) {
   const std::int64_t count = kernels::reduce_partial_elements(sizes.kept.elements(), sizes.reduced.elements());
   return count > 0 ? Tensor::empty({doubles * count}, DType::f64, t.device(), Category::workspace) : Tensor();
@@ -232,7 +232,7 @@ Tensor Variance::forward(const Tensor& x, Needs needs, Saved& saved) const {
   const auto count = static_cast<double>(reduced_elements(x.shape(), axes));
   const Tensor y = Tensor::empty_like(x, reduced_shape(x.shape(), axes, keep_axes));
   const Tensor mean = Tensor::empty(reduced_shape(x.shape(), axes, true), statistic_dtype(x.dtype()), x.device());
-  // Products are summed in f64: sums of numbers near the largest f32 overflow.
+  // Products are summed in f64: f32 sums of numbers near the largest f32 overflow.
   reduce_into(mean, x, axes, kernels::ReduceMap::product, full({}, 1, x.dtype(), x.device()), count);
   reduce_into(y, x, axes, kernels::ReduceMap::squared_difference, mean, std::max(0.0, count - correction));
   if (needs[0]) saved.x = x, saved.mean = mean;
@@ -384,7 +384,7 @@ Tensor softmax_of(const SoftmaxForm& form, const Tensor& x) {
   return y;
 }
 
-// Writes in the buffer of dy or y, whichever is free.
+// Writes in the buffer of dy or y if one is reusable.
 Tensor softmax_backward(const SoftmaxForm& form, const Tensor& y, const Tensor& dy) {
   const int axis = normalize_axis(form.name, form.axis, y.rank());
   const Tensor dx = is_reusable(dy) ? dy : reused_or_new(y);  // as x
