@@ -28,8 +28,8 @@ struct TapeGraph {
     DType dtype = DType::f32;
     std::int32_t producer = -1;  ///< node; -1 for outside values
     bool is_leaf = false;
-    /// The node after which only the tape holds the value's bytes, so that a spill can take them; none if the program or
-    /// a leaf holds them when the graph is made.
+    /// The node after which only the tape holds the value's bytes, so that a spill can take them; none if the program
+    /// or a leaf holds them when the graph is made.
     std::uint32_t program_until = none;
   };
   struct Node {

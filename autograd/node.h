@@ -24,8 +24,8 @@ auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declv
 
 }  // namespace node_detail
 
-/// The tape's record of a node: the operator, and the members of its `struct Saved` that are not tensors. The tape holds
-/// the tensors as values (autograd/tape.h).
+/// The tape's record of a node: the operator, and the members of its `struct Saved` that are not tensors. The tape
+/// holds the tensors as values (autograd/tape.h).
 template <class Op>
 struct OpRecord {
   using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
@@ -114,8 +114,8 @@ void assign_if_same(T& to, const U& from) {
   if constexpr (std::is_same_v<T, U>) to = from;
 }
 
-/// Moves the tensors of a struct Saved into the undefined `tensors`, and the rest into `attributes`. It tests each tensor
-/// first: most are undefined, and a move costs more than a test.
+/// Moves the tensors of a struct Saved into the undefined `tensors`, and the rest into `attributes`. It tests each
+/// tensor first: most are undefined, and a move costs more than a test.
 template <class Saved, class Attributes>
 void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
   [[maybe_unused]] std::size_t i = 0, j = 0;

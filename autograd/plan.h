@@ -73,8 +73,8 @@ struct TapePlan {
     std::int32_t parent = none;        ///< index of the segment around it, which comes before it in the list
     friend bool operator==(const Segment&, const Segment&) = default;
   };
-  /// Moves a tensor to a tier, or packs it, until backward reads it: the whole storage, with all windows on it. Bytes that
-  /// the program, a leaf or a scaled tensor also holds, and bytes that the tape does not keep, stay.
+  /// Moves a tensor to a tier, or packs it, until backward reads it: the whole storage, with all windows on it. Bytes
+  /// that the program, a leaf or a scaled tensor also holds, and bytes that the tape does not keep, stay.
   struct Spill {
     static constexpr std::int32_t result = -1;
     enum class Form : std::uint8_t {

@@ -75,15 +75,15 @@ class Tape {
 
   /// Adds the gradients of `loss` to grad() of every leaf that it depends on. `seed` is the gradient of the loss itself
   /// and defaults to 1 for a loss of one element. Frees saved tensors and gradients as it goes; afterwards the tape is
-  /// empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a recording, on another tape
-  /// or in an ended recording, or depends on a gradient; it or a saved tensor was overwritten), ShapeError, DTypeError
-  /// (seed).
+  /// empty. Throws AutogradError (the loss depends on no trained leaf, was computed outside a recording, on another
+  /// tape or in an ended recording, or depends on a gradient; it or a saved tensor was overwritten), ShapeError,
+  /// DTypeError (seed).
   ///
   /// `on_gradient` is called once for every leaf on the tape, when the first node that has it as an operand has run
-  /// backward or was skipped, and no segment will run such a node again. From then on nothing on the tape reads the leaf
-  /// or adds to its gradient, which is undefined if no node gave one. (Another tensor that shares its bytes may still be
-  /// kept: Storage::is_held_for_backward.) The hook may move the gradient away and write the leaf; an exception from it
-  /// ends the backward.
+  /// backward or was skipped, and no segment will run such a node again. From then on nothing on the tape reads the
+  /// leaf or adds to its gradient, which is undefined if no node gave one. (Another tensor that shares its bytes may
+  /// still be kept: Storage::is_held_for_backward.) The hook may move the gradient away and write the leaf; an
+  /// exception from it ends the backward.
   void backward(const Tensor& loss, Tensor seed = {}, const LeafHook* on_gradient = nullptr);
 
   /// Drops the recording, and keeps the tables' capacity for the next one.
@@ -95,23 +95,23 @@ class Tape {
   /// The tensors that a node keeps now, without the ones that a segment dropped. Spilled tensors (TapePlan) count with
   /// their bytes here, 0 when offloaded.
   std::vector<KeptTensor> kept(std::size_t node) const;
-  /// Bytes of the distinct storages of a category that the tape holds for backward. Spilled tensors count as activations:
-  /// packed ones with their packed bytes, offloaded ones while they are read.
+  /// Bytes of the distinct storages of a category that the tape holds for backward. Spilled tensors count as
+  /// activations: packed ones with their packed bytes, offloaded ones while they are read.
   std::size_t kept_bytes(Category category = Category::activation) const;
 
-  /// Makes later recordings follow `plan` instead of the program's segments, which null restores. A recording that leaves
-  /// the plan throws PlanError. `tier` takes the plan's offloaded tensors; follow throws PlanError if it is missing.
-  /// Recording and backward then also throw as memory::offload() and memory::Offloaded do. The tape must be empty
-  /// (AutogradError).
+  /// Makes later recordings follow `plan` instead of the program's segments, which null restores. A recording that
+  /// leaves the plan throws PlanError. `tier` takes the plan's offloaded tensors; follow throws PlanError if it is
+  /// missing. Recording and backward then also throw as memory::offload() and memory::Offloaded do. The tape must be
+  /// empty (AutogradError).
   void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
-  /// Trains only these leaves in later recordings; all others are constants, for which nothing is computed or kept. Null
-  /// trains all leaves. A frozen leaf is never trained. The set must outlive its use; the tape must be empty
+  /// Trains only these leaves in later recordings; all others are constants, for which nothing is computed or kept.
+  /// Null trains all leaves. A frozen leaf is never trained. The set must outlive its use; the tape must be empty
   /// (AutogradError).
   void train(const LeafSet* leaves);
 
-  /// Makes later recordings hold every tensor and close no segment, for TapeGraph on a dry device. The tape must be empty
-  /// (AutogradError).
+  /// Makes later recordings hold every tensor and close no segment, for TapeGraph on a dry device. The tape must be
+  /// empty (AutogradError).
   void observe();
   bool is_observing() const noexcept;
 
@@ -120,8 +120,8 @@ class Tape {
 
   // For apply() and checkpoint().
 
-  /// The operands that need a gradient on this tape. Throws AutogradError when one of them was overwritten since the tape
-  /// saw it or was recorded elsewhere, or when another operand is a gradient: there are no second derivatives.
+  /// The operands that need a gradient on this tape. Throws AutogradError when one of them was overwritten since the
+  /// tape saw it or was recorded elsewhere, or when another operand is a gradient: there are no second derivatives.
   Needs needs(const OpType& type, std::span<const Tensor> inputs);
 
   /// Begins the next node. Whether it fills its `struct Saved`: not if a closed segment drops it. Throws PlanError when

@@ -1,6 +1,6 @@
 #pragma once
-// Element types. A tensor can store any of them. Floating types compute in f32 (f64 in f64), with conversion at load and
-// store; integers compute in i64.
+// Element types. A tensor can store any of them. Floating types compute in f32 (f64 in f64), with conversion at load
+// and store; integers compute in i64.
 
 #include <cstddef>
 #include <cstdint>

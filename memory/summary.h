@@ -49,16 +49,16 @@ DeviceUse device_use(Device device, std::size_t arena_bytes);
 /// "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB".
 std::string to_string(const DeviceUse& use);
 
-/// Allocations outside the books: the rise of the device's used bytes, less the libraries' handles and the `arena_bytes`
-/// committed meanwhile. On a shared device it includes other processes' memory, and is negative if they free more.
+/// Allocations outside the books: the rise of the device's used bytes, less the libraries' handles and the
+/// `arena_bytes` committed meanwhile. On a shared device other processes' memory counts, and may make it negative.
 std::int64_t unbooked_bytes(const DeviceUse& before, const DeviceUse& after, std::size_t arena_bytes);
 
 /// "cuBLASLt made 12 calls and refused 0; cuDNN made 3 calls and refused 1, the first: convolution of ...".
 std::string to_string(const kernels::LibraryUse& use);
 
-/// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms", with remapped and copied bytes if pages were remapped.
-/// For a GPU "in 0.01 ms of the host, copies in 0.20 ms of the device", and "so far, which is not known to be done" if
-/// some copies may still run.
+/// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms", with remapped and copied bytes if pages were
+/// remapped. For a GPU "in 0.01 ms of the host, copies in 0.20 ms of the device", and "so far, which is not known to be
+/// done" if some copies may still run.
 std::string compaction_to_string(const Arena::Statistics& statistics);
 
 /// The arena's lines of a summary.

@@ -8,9 +8,9 @@
 //   the recording, and at most once per opening of its segment.
 // - A recomputed tensor goes to its waiting readers (a node's Saved, or the sources of an inner segment) and to the
 //   nodes that will reread it, and is freed after the last of them.
-// - The bits equal the first run's. An operator's record holds everything that its random numbers depend on (RandomSite:
-//   seed, step, site, first sample), so dropout draws the same mask, and no count advances. context().is_recomputing
-//   keeps operators from updating statistics twice.
+// - The bits equal the first run's. An operator's record holds everything that its random numbers depend on
+//   (RandomSite: seed, step, site, first sample), so dropout draws the same mask, and no count advances.
+//   context().is_recomputing keeps operators from updating statistics twice.
 //
 // Example: nodes 0 (mul), 1 (relu) and 2 (exp) of one segment that drops all. Backward reaches node 2:
 //

@@ -94,9 +94,9 @@ class Segments {
             const Tensor& output);
   /// Settles an ended segment and its inner ones: finds the values that recomputing each needs, and releases the rest.
   void settle(std::int32_t top);
-  /// Finds the nodes of a segment before `end` that run when it is recomputed, with its inner segments closed again, and
-  /// marks the values that they read. With `is_ahead` the segment is closed and all around it are open, else it is about
-  /// to be opened. Throws AutogradError if a tensor from before it was not kept.
+  /// Finds the nodes of a segment before `end` that run when it is recomputed, with its inner segments closed again,
+  /// and marks the values that they read. With `is_ahead` the segment is closed and all around it are open, else it is
+  /// about to be opened. Throws AutogradError if a tensor from before it was not kept.
   void search(std::int32_t index, std::uint32_t end, bool is_ahead, Needed& needed);
   void release_sources(std::int32_t index) noexcept;
 

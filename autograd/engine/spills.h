@@ -1,6 +1,6 @@
 #pragma once
-// Spilling: between forward and backward, bytes of saved tensors wait in a tier (memory/offload/offload.h) or packed, as
-// the plan says (TapePlan::Spill).
+// Spilling: between forward and backward, bytes of saved tensors wait in a tier (memory/offload/offload.h) or packed,
+// as the plan says (TapePlan::Spill).
 //
 // Invariants
 // - A spill takes a whole storage with all of the tape's values on it. While it is *away* their slots are empty, their

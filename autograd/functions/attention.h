@@ -39,8 +39,8 @@ Tensor rotary(const Tensor& x, const RotaryOptions& options = {});
 /// module path even without dropout.
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
-/// attention with q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D), where G divides H: grouped queries. Head h reads
-/// the keys and values h / (H / G), which are not copied.
+/// attention with q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D), where G divides H: grouped queries. Head h
+/// reads the keys and values h / (H / G), which are not copied.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 
 /// attention's values up to rounding, with the same dropout for the same site, composed of matmul, softmax,

@@ -54,11 +54,11 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, double posit
 Tensor kl_div(const Tensor& log_probabilities, const Tensor& targets, LossReduction reduction = LossReduction::mean,
               bool is_log_target = false);
 
-/// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a, b, and a few
-/// numbers per result. Sums are in f64, so no f32 overflows or vanishes. Throws ValueError for epsilon < 0.
+/// a b / (max(|a|, epsilon) max(|b|, epsilon)) along `axis`, for a and b that broadcast. Composed: keeps a, b, and a
+/// few numbers per result. Sums are in f64, so no f32 overflows or vanishes. Throws ValueError for epsilon < 0.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis = -1, double epsilon = 1e-8);
-/// Of a and b (N, C): 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1. Composed. Throws
-/// ShapeError, and ValueError for a margin that is not finite and, on a CPU, for other targets.
+/// Of a and b (N, C): 1 - cos(a, b) where a target (N) is 1, max(0, cos(a, b) - margin) where it is -1. Composed.
+/// Throws ShapeError, and ValueError for a margin that is not finite and, on a CPU, for other targets.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& targets, double margin = 0,
                              LossReduction reduction = LossReduction::mean);
 

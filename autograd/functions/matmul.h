@@ -16,9 +16,9 @@ namespace thimble {
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// alpha op(a) op(b).
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, double alpha = 1);
-/// Sums of products by axis names: `einsum("bij,bjk->bik", {a, b})`. Axes that the result lacks are summed; without "->"
-/// the result has the letters that occur once, sorted. Composed, from the left: first sums axes that only one operand
-/// has, then multiplies two operands by one matmul, on views where their layout permits. Throws ShapeError, and
+/// Sums of products by axis names: `einsum("bij,bjk->bik", {a, b})`. Axes that the result lacks are summed; without
+/// "->" the result has the letters that occur once, sorted. Composed, from the left: first sums axes that only one
+/// operand has, then multiplies two operands by one matmul, on views where their layout permits. Throws ShapeError, and
 /// ValueError for an equation that names an axis twice in one operand or does not fit the operands.
 Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands);

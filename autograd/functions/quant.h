@@ -1,6 +1,6 @@
 #pragma once
-// Linear layers with FP8 operands. core/ops/quant/fp8_linear.h has the operator and its kept tensors, core/ops/quant/fp8.h
-// the scales and their state.
+// Linear layers with FP8 operands. core/ops/quant/fp8_linear.h has the operator and its kept tensors,
+// core/ops/quant/fp8.h the scales and their state.
 
 #include <thimble/core/kernels/shared/activation.h>
 #include <thimble/core/ops/quant/fp8.h>

@@ -46,12 +46,12 @@ Tensor log_softmax(const Tensor& x, int axis = -1);
 
 /// Running sums; integers and bool give i64. Keeps nothing.
 Tensor cumsum(const Tensor& x, int axis = -1);
-/// The product over one axis, a list of axes, or all (the default). Keeps x; for several axes (except all axes of a dense
-/// tensor) also the partial products.
+/// The product over one axis, a list of axes, or all (the default). Keeps x; for several axes (except all axes of a
+/// dense tensor) also the partial products.
 Tensor prod(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 
-/// Elements in sorted order, and their places along the axis in i32, as gather() and embedding() read them. The gradient
-/// of `values` goes back to the elements' places; only the indices are kept.
+/// Elements in sorted order, and their places along the axis in i32, as gather() and embedding() read them. The
+/// gradient of `values` goes back to the elements' places; only the indices are kept.
 struct Sorted {
   Tensor values, indices;
 };

@@ -13,8 +13,8 @@ namespace thimble {
 
 /// A file under construction. Bytes go to a temporary file in the target's folder. `commit` makes them durable and
 /// replaces the target in one step (write, fsync, rename, fsync of the folder), so readers see the old file or the new
-/// one, even after a crash or on a full disk. Without `commit` the destructor removes the temporary file, and the target
-/// stays unchanged.
+/// one, even after a crash or on a full disk. Without `commit` the destructor removes the temporary file, and the
+/// target stays unchanged.
 ///
 /// The temporary file has a random name and is locked while it is written. The constructor removes temporary files of
 /// the same target that dead processes left behind.

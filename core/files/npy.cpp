@@ -47,8 +47,8 @@ std::string allowed_descrs() {
   return text;
 }
 
-// Reads a Python dict like {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }. A value is a quoted string, True
-// or False, or a tuple of integers.
+// Reads a Python dict like {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }. A value is a quoted string,
+// True or False, or a tuple of integers.
 class DictReader {
  public:
   DictReader(std::string_view text, std::uint64_t offset, const std::string& path)

@@ -68,8 +68,8 @@ void write_npy(const std::string& path, DType dtype, std::span<const std::int64_
 /// FileError as read_npy() does, OutOfMemory, DeviceError.
 Tensor load_npy(const std::string& path, memory::Device device = cpu, Category category = Category::input);
 
-/// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8 (convert to f32) and for
-/// quantized tensors, whose scales the format cannot hold; DeviceError on a dry device, which has no values; FileError.
+/// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8 (convert to f32) and
+/// for quantized tensors, whose scales the format cannot hold; DeviceError on a dry device; FileError.
 void save_npy(const std::string& path, const Tensor& t);
 
 }  // namespace thimble

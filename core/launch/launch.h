@@ -3,8 +3,8 @@
 // allocates, then launches; inside a launch nothing may allocate or free.
 //
 // Launches and block moves (memory/arena/arena.h) exclude each other: one atomic word counts the launching threads and
-// has a bit for "blocks are being moved". A launch adds one; if the bit is set, it subtracts one and waits. A mover sets
-// the bit and waits until the count is 0. Neither waits forever, because a launch takes no lock of an arena.
+// has a bit for "blocks are being moved". A launch adds one; if the bit is set, it subtracts one and waits. A mover
+// sets the bit and waits until the count is 0. Neither waits forever, because a launch takes no lock of an arena.
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
@@ -91,10 +91,10 @@ void launch(memory::Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
-/// A raw pointer for reading. The block does not move while the Pin lives; compaction slides others around it. On a CUDA
-/// device it is a device address, for transfers and kernels, not for the host. Fetches a parameter that is away and keeps
-/// it here while the Pin lives. Throws ShapeError (undefined), DeviceError on a dry device, and as ParameterStore::fetch
-/// does.
+/// A raw pointer for reading. The block does not move while the Pin lives; compaction slides others around it. On a
+/// CUDA device it is a device address, for transfers and kernels, not for the host. Fetches a parameter that is away
+/// and keeps it here while the Pin lives. Throws ShapeError (undefined), DeviceError on a dry device, and as
+/// ParameterStore::fetch does.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);

@@ -6,8 +6,8 @@
 //
 // Policy
 // - A capture records addresses and arguments. So the caller lists the tensors that the work uses and that outlive it,
-//   and the graph pins them. No one else may use memory that the work allocates while the graph lives: run the work in a
-//   separate resource (memory/stack.h), best with a plan, whose region is one block.
+//   and the graph pins them. No one else may use memory that the work allocates while the graph lives: run the work in
+//   a separate resource (memory/stack.h), best with a plan, whose region is one block.
 // - Arguments are captured with their values, also if they change from step to step: the step of Adam and of random
 //   numbers, rates, scales. nn::CapturedStep (nn/step/captured_step.h) keeps these in memory to replay a training step.
 // - During capture nothing runs; reading back (item, to_host) and uploading throw.
@@ -35,8 +35,8 @@ class LaunchGraph {
     LaunchGraph* graph_ = nullptr;  // null outside capture
   };
 
-  /// Captures `work` on the compute stream of a CUDA device, in parts that begin where it calls `cut`. Throws DeviceError
-  /// (no such device, or a call that cannot be captured, which it names), and as the work throws.
+  /// Captures `work` on the compute stream of a CUDA device, in parts that begin where it calls `cut`. Throws
+  /// DeviceError (no such device, or a call that cannot be captured, which it names), and as the work throws.
   LaunchGraph(memory::Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut = nullptr);
   ~LaunchGraph();
   LaunchGraph(const LaunchGraph&) = delete;

@@ -75,13 +75,13 @@ THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Over
   }
 }
 
-/// Converts `n` contiguous elements. The ranges must not overlap unless the dtypes are equal: that moves bytes, and keeps
-/// NaN payloads.
+/// Converts `n` contiguous elements. The ranges must not overlap unless the dtypes are equal: that moves bytes, and
+/// keeps NaN payloads.
 void convert(const void* src, DType from, void* dst, DType to, std::int64_t n,
              Fp8Overflow overflow = Fp8Overflow::nonfinite);
 
-/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements, may be 0 or negative) as f32 or f64.
-/// `dst` is contiguous and must not overlap `src`. Exact if that is compute_type(from), else by the table above.
+/// Reads the n elements src[0], src[stride], src[2 stride], ... (stride in elements, may be 0 or negative) as f32 or
+/// f64. `dst` is contiguous and must not overlap `src`. Exact if that is compute_type(from), else by the table above.
 void load_f32(const void* src, DType from, std::int64_t stride, float* dst, std::int64_t n);
 void load_f64(const void* src, DType from, std::int64_t stride, double* dst, std::int64_t n);
 void load_i64(const void* src, DType from, std::int64_t stride, std::int64_t* dst, std::int64_t n);

@@ -2,12 +2,12 @@
 // Elementary functions for kernels. The float forms have no branches and calls (only +, -, *, / and bit arithmetic), so
 // loops over them vectorize. They give the same bits in every instruction set if the compiler does not contract
 // a * b + c (-ffp-contract=off; for CUDA -fmad=false). Errors are in units in the last place of the exact result, by
-// comparison with the double functions: of every float where the function bends (for exp and sigmoid 2^-8 <= |x| <= 104,
-// log 1/16 .. 16, tanh and erf 2^-6 up to saturation), of every 101st elsewhere. Subnormals are kept, with equal errors;
-// NaN gives the operand's NaN, made quiet. The double forms are the standard library's.
+// comparison with the double functions: of every float where the function bends (for exp and sigmoid 2^-8 <= |x| <=
+// 104, log 1/16 .. 16, tanh and erf 2^-6 up to saturation), of every 101st elsewhere. Subnormals are kept, with equal
+// errors; NaN gives the operand's NaN, made quiet. The double forms are the standard library's.
 //
-// The methods are classical (W. J. Cody, W. Waite, "Software Manual for the Elementary Functions", 1980): exact argument
-// reduction in two parts, then a minimax polynomial. Each comment has the interval and the polynomial's relative error.
+// The methods are classical (W. J. Cody, W. Waite, "Software Manual for the Elementary Functions", 1980): exact
+// argument reduction in two parts, then a minimax polynomial, whose interval and relative error comments give.
 
 #include <cstdint>
 

@@ -62,8 +62,8 @@ struct NormalPair {
 
 /// Two independent standard normal numbers from two words (Box and Muller 1958): radius sqrt(-2 ln u) with
 /// u = (radius_word + 1/2) 2^-32 rounded to float, so at most 6.77, and angle 2 pi (angle_word 2^-32). Uses only
-/// thimble::math, float arithmetic and the exactly rounded sqrt, so the bits are the same in every instruction set under
-/// -ffp-contract=off.
+/// thimble::math, float arithmetic and the exactly rounded sqrt, so the bits are the same in every instruction set
+/// under -ffp-contract=off.
 THIMBLE_HD inline NormalPair normal_pair(std::uint32_t radius_word, std::uint32_t angle_word) noexcept {
   const float u = (static_cast<float>(radius_word) + 0.5f) * 0x1p-32f;
   const float radius = std::sqrt(-2.0f * math::log(u));

@@ -18,10 +18,10 @@
 namespace thimble::quant {
 
 /// Dynamic codes (Dettmers et al. 2022, arXiv:2110.02861, sections 1.3 and 2.2; the tree data type is Dettmers 2016).
-/// The number e of leading zero bits gives the decade [0.1, 1) 10^-e; after the first one bit, the other bits select one
-/// of equal intervals of the decade, and the value is the interval's middle. A signed code has a sign bit, and so
-/// 2^(6 - e) intervals in decade e = 0 .. 6; an unsigned code has 2^(7 - e). 0 and 1 are values too, -1 is not. Codes are
-/// numbered in ascending order of their values, so 0 is code 127 if signed, code 0 if unsigned.
+/// The number e of leading zero bits gives the decade [0.1, 1) 10^-e; after the first one bit, the other bits select
+/// one of equal intervals of the decade, and the value is the interval's middle. A signed code has a sign bit, and so
+/// 2^(6 - e) intervals in decade e = 0 .. 6; an unsigned code has 2^(7 - e). 0 and 1 are values too, -1 is not. Codes
+/// are numbered in ascending order of their values, so 0 is code 127 if signed, code 0 if unsigned.
 struct DynamicTable {
   static constexpr int mantissa_bits = 7;  // of a bucket, so that no bucket has two borders in it (tested)
   static constexpr std::uint32_t shift = 23 - mantissa_bits;

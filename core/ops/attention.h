@@ -24,10 +24,10 @@ namespace thimble::ops {
 /// A query that sees no key has result 0 and gradients 0. Keys that windows or documents hide from a whole tile are
 /// skipped; the CPU also skips keys that a boolean mask hides from all queries. The mask has no gradient.
 ///
-/// Probabilities are dropped with probability p in [0, 1), and the others divided by 1 - p, exactly as Dropout with this
-/// site drops the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64. (On CUDA devices f16
-/// and bf16 use tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type before their products.
-/// So does f32 up to 128 with TF32 on, core/launch/compute_capability.h: every factor of a product is rounded to TF32.)
+/// Probabilities are dropped with probability p in [0, 1), and the others divided by 1 - p, exactly as Dropout with
+/// this site drops the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64. (On CUDA devices
+/// f16 and bf16 use tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type before their
+/// products. So does f32 up to 128 with TF32 on (core/launch/compute_capability.h), with every factor rounded to TF32.)
 ///
 /// Backward: with P the probabilities, M the dropout mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td
 /// out_td: dv = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it reuses
@@ -106,8 +106,8 @@ namespace ops {
 /// bits of this row in ScaledDotProductAttention over the whole window, for any T. (cuda/attention/attention.h has the
 /// rule for CUDA devices.)
 ///
-/// Throws as ScaledDotProductAttention; ShapeError or DTypeError for scales of another shape or dtype, and for scales of
-/// rows in q's dtype; DeviceError for rows in another dtype than q's on a GPU.
+/// Throws as ScaledDotProductAttention; ShapeError or DTypeError for scales of another shape or dtype, and for scales
+/// of rows in q's dtype; DeviceError for rows in another dtype than q's on a GPU.
 Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window = 0);
 
 /// Bytes of its workspace with the current number of threads and any window: no other allocation depends on S.

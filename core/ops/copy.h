@@ -21,13 +21,13 @@ Tensor contiguous(const Tensor& t);
 /// A dense copy in another dtype; t itself if it has that dtype.
 Tensor to_dtype(const Tensor& t, DType dtype);
 /// A dense copy on another device; t itself if it is there. Copies between two CUDA devices pass through host memory.
-/// Copies to a dry device move no data; copies from one throw DeviceError. On the dry twin of t's device the result takes
-/// no bytes of the current resource, as t itself would.
+/// Copies to a dry device move no data; copies from one throw DeviceError. On the dry twin of t's device the result
+/// takes no bytes of the current resource, as t itself would.
 Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does.
 void fill(const Tensor& t, double value);
-/// Throws DTypeError if t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose its
-/// fraction.
+/// Throws DTypeError if t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose
+/// its fraction.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,

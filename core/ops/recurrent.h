@@ -8,8 +8,8 @@
 namespace thimble::ops {
 
 /// An LSTM (core/kernels/recurrent.h has a step): x (T, N, C), h and c (N, H) before the first step, weight_ih (4 H,
-/// C), weight_hh (4 H, H), bias_ih and bias_hh (4 H) or undefined -> (T + 1, N, H): the hidden states of the steps, then
-/// the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, c, weights, biases and the result by reference.
+/// C), weight_hh (4 H, H), bias_ih and bias_hh (4 H) or undefined -> (T + 1, N, H): the hidden states of the steps,
+/// then the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, c, weights, biases and the result by reference.
 /// Backward's workspace is 5 T N H elements.
 struct Lstm {
   static constexpr const char* name = "lstm";

@@ -49,14 +49,14 @@ AxisSplit split_axes(const Shape& sizes, AxisMask axes);
 /// The sum over the masked axes, in the fixed order of core/kernels/reduce.h, in t's dtype (i64 for integers and bool).
 Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes);
 
-/// out = (sum of map(t, other)) / divisor over the masked axes; `out` is dense, with or without the masked axes. `other`
-/// broadcasts to t's shape; kernels::ReduceArgs has the maps and their conditions. `out` may be `other`.
+/// out = (sum of map(t, other)) / divisor over the masked axes; `out` is dense, with or without the masked axes.
+/// `other` broadcasts to t's shape; kernels::ReduceArgs has the maps and their conditions. `out` may be `other`.
 void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::ReduceMap map = kernels::ReduceMap::value,
                  const Tensor& other = {}, double divisor = 1, double parameter = 0);
 
-/// Writes the largest (or smallest) element of each reduction to `values`, and its index in row-major order of the masked
-/// axes to `places` (an integer dtype); both are dense, either may be undefined. NaN wins, then the first of equal
-/// values. Throws ShapeError for empty reductions.
+/// Writes the largest (or smallest) element of each reduction to `values`, and its index in row-major order of the
+/// masked axes to `places` (an integer dtype); both are dense, either may be undefined. NaN wins, then the first of
+/// equal values. Throws ShapeError for empty reductions.
 void extreme_into(const char* operation, const Tensor& values, const Tensor& places, const Tensor& t, AxisMask axes,
                   bool is_max);
 

@@ -11,8 +11,8 @@ inline bool is_reusable(const Tensor& t) {
   return t.is_unshared() && t.is_contiguous() && t.storage()->bytes() == t.bytes();
 }
 
-/// A dense tensor like t whose elements may be written: t itself if it is reusable, else a new one. An elementwise kernel
-/// gives the same bits in both.
+/// A dense tensor like t whose elements may be written: t itself if it is reusable, else a new one. An elementwise
+/// kernel gives the same bits in both.
 inline Tensor reused_or_new(const Tensor& t) { return is_reusable(t) ? t : Tensor::empty_like(t); }
 
 }  // namespace thimble

@@ -98,8 +98,8 @@ class NoGrad {
   Tape* before_;
 };
 
-// ---- Training or evaluation, for functions that differ between them (dropout, attention's dropout, batch norm). Layers
-// open a scope by their mode (nn/layers/module.h), nn::Trainer around its evaluation, a hand-written loop like this:
+// ---- Training or evaluation, for functions that differ between them (dropout, attention's dropout, batch norm).
+// Layers open a scope by their mode (nn/layers/module.h), nn::Trainer around its evaluation, a hand-written loop so:
 //
 //   const EvaluationScope evaluating;
 //   const NoGrad off;

@@ -2,8 +2,8 @@
 // An allocator for single objects that are made and freed all the time: handles, not tensor data.
 //
 // Policy
-// - Each thread keeps up to `most` freed objects of one size for reuse. They return to the heap when the thread ends, or
-//   by release_recycled().
+// - Each thread keeps up to `most` freed objects of one size for reuse. They return to the heap when the thread ends,
+//   or by release_recycled().
 // - Under AddressSanitizer nothing is kept, so that it finds use after free.
 
 #include <cstddef>

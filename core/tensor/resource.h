@@ -44,8 +44,8 @@ struct Request {
 
 namespace memory {
 
-/// One allocation. Its resource owns it, and may move it unless a launch runs or it is pinned, so `address` is looked up
-/// at each launch and never kept. On a dry device `address` is never dereferenced. The handle never moves.
+/// One allocation. Its resource owns it, and may move it unless a launch runs or it is pinned, so `address` is looked
+/// up at each launch and never kept. On a dry device `address` is never dereferenced. The handle never moves.
 struct Block {
   std::byte* address = nullptr;
   std::size_t bytes = 0;  ///< as requested

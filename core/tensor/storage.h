@@ -57,8 +57,8 @@ class Storage {
   /// Null while away.
   std::byte* address(Access) const noexcept { return block_ != nullptr ? block_->address : nullptr; }
 
-  /// Counted. A pinned block does not move. pin() must be called inside a launch, so that no compaction runs; unpin() may
-  /// be called anywhere.
+  /// Counted. A pinned block does not move. pin() must be called inside a launch, so that no compaction runs; unpin()
+  /// may be called anywhere.
   void pin(Access) noexcept { block_->pins.fetch_add(1, std::memory_order_relaxed); }
   void unpin() noexcept { block_->pins.fetch_sub(1, std::memory_order_release); }
   bool is_pinned() const noexcept { return block_ != nullptr && block_->pins.load(std::memory_order_relaxed) > 0; }

@@ -37,8 +37,8 @@ class Tensor {
   /// An undefined tensor. Operators use it for "not kept" and "no gradient".
   Tensor() = default;
 
-  /// A dense row-major tensor with unset elements, in the context's resource for `device`. Throws ShapeError (negative or
-  /// overflowing sizes), OutOfMemory, DeviceError.
+  /// A dense row-major tensor with unset elements, in the context's resource for `device`. Throws ShapeError (negative
+  /// or overflowing sizes), OutOfMemory, DeviceError.
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
                       Category category = Category::temporary);
   /// Like empty, with the dtype and device of `like`.
@@ -64,8 +64,8 @@ class Tensor {
   /// Null without elements.
   const std::shared_ptr<memory::Storage>& storage() const noexcept { return storage_; }
 
-  /// Another window on the same storage, on no tape and no leaf; the caller checks bounds (core/tensor/view.h has checked
-  /// windows). Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
+  /// Another window on the same storage, on no tape and no leaf; the caller checks bounds (core/tensor/view.h has
+  /// checked windows). Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
   Tensor window(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
   /// Scales of quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Null means 1.
@@ -81,7 +81,7 @@ class Tensor {
   void set_requires_grad(bool requires_grad) const;
   /// Whether this is a leaf that is not frozen.
   bool requires_grad() const noexcept;
-  /// The accumulated gradient of a leaf, undefined before the first backward. Throws AutogradError unless this is a leaf.
+  /// A leaf's accumulated gradient, undefined before the first backward. Throws AutogradError unless this is a leaf.
   Tensor& grad() const;
 
   /// The tensor's value on its tape without the bytes, for Tape::backward of a result that has no other reader.

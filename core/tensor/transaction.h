@@ -1,7 +1,7 @@
 #pragma once
 // A step is a transaction: a forward's side effects (batch-norm statistics, the generator's step) are staged, and
-// committed once the whole step has succeeded; copies keep the gradients that it adds to, and buffers that a loss writes
-// in place. A step that throws leaves no trace.
+// committed once the whole step has succeeded; copies keep the gradients that it adds to, and buffers that a loss
+// writes in place. A step that throws leaves no trace.
 
 #include <array>
 #include <cstdint>
@@ -39,8 +39,8 @@ class Transaction {
 
   /// The pending value of `target`, initially equal to it; later changes in the step see earlier ones.
   Tensor staged(const Tensor& target);
-  /// Called before a write to `leaf`'s gradient, which then belongs to this step. Copies an earlier gradient once, so its
-  /// bytes count twice until the step ends; without one this costs nothing.
+  /// Called before a write to `leaf`'s gradient, which then belongs to this step. Copies an earlier gradient once, so
+  /// its bytes count twice until the step ends; without one this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
   /// Called before an in-place write of state (keep_state). At the first write keeps a copy of its whole storage, whose
   /// bytes count until the step ends, and which is restored unless the step commits.
@@ -96,9 +96,9 @@ class Transaction {
 /// The tensor to which an operator writes a change of `target`: its staged copy inside a transaction, else `target`.
 Tensor writable_state(const Tensor& target);
 
-/// Called before every in-place write of a tensor (copy_into, fill, fill_normal, WritePin). Inside a transaction keeps a
-/// module's buffer or parameter (Transaction::keep), unless it is in a parameter store, so that a failed step restores
-/// it.
+/// Called before every in-place write of a tensor (copy_into, fill, fill_normal, WritePin). Inside a transaction keeps
+/// a module's buffer or parameter (Transaction::keep), unless it is in a parameter store, so that a failed step
+/// restores it.
 void keep_state(const Tensor& target);
 
 /// The transaction that defers state changes (StateUpdate); null if they apply at once.

@@ -10,8 +10,8 @@
 namespace thimble::view {
 namespace {
 
-// Strides of t's elements under `shape`, if they exist. Splits both shapes into the smallest groups of neighbouring axes
-// with equal products; a group of old axes must have no gaps, and the new axes divide it.
+// Strides of t's elements under `shape`, if they exist. Splits both shapes into the smallest groups of neighbouring
+// axes with equal products; a group of old axes must have no gaps, and the new axes divide it.
 std::optional<Shape> reshaped_strides(const Tensor& t, const Shape& shape) {
   Shape strides = contiguous_strides(shape);
   if (t.elements() == 0 || t.is_contiguous()) return strides;

@@ -22,8 +22,8 @@ std::string first_line(const std::string& path) {
 
 std::optional<int> least(std::optional<int> a, std::optional<int> b) { return a && b ? std::min(*a, *b) : a ? a : b; }
 
-// The least quota of a group and its parents, up to the mount. Inside a container the path may be the host's, so missing
-// folders are ignored.
+// The least quota of a group and its parents, up to the mount. Inside a container the path may be the host's, so
+// missing folders are ignored.
 template <class Read>
 std::optional<int> least_on_the_way(const std::string& mount, std::string group, Read&& read) {
   std::optional<int> quota;

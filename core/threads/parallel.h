@@ -36,8 +36,8 @@ class FunctionRef<R(Args...)> {
 };
 
 /// Divides [0, count) into grains [0, grain), [grain, 2 grain), ..., and calls body(begin, end) for ranges of whole
-/// grains, each grain exactly once, on up to thread_count() threads with at least one grain each. The thread that runs a
-/// range is unspecified. The body must not throw or allocate. Nested calls run in the caller's thread.
+/// grains, each grain exactly once, on up to thread_count() threads with at least one grain each. The thread that runs
+/// a range is unspecified. The body must not throw or allocate. Nested calls run in the caller's thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
 /// Calls body(t) once for each t in [0, threads), not always concurrently; for kernels with a workspace per thread.

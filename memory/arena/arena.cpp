@@ -145,8 +145,8 @@ void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
 
 void Arena::do_relabel(memory::Block* block, Category category) noexcept { block->category = category; }
 
-/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) with pages (or without), until body
-/// returns false. Returns false then, else true.
+/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) with pages (or without), until
+/// body returns false. Returns false then, else true.
 template <class Body>
 bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const {
   for (std::size_t at = first; at < last;) {

@@ -8,12 +8,12 @@
 //   arena and a real one with the same granule and alignment give the same offsets and figures.
 // - The range stores no metadata. Block handles are stable; compaction changes the address in them.
 // - Compaction (memory/arena/compact.h, memory/arena/arena.cpp): when no hole fits a request though the free bytes
-//   suffice, or the backing refuses more pages, the arena slides blocks towards offset 0, as few bytes as make the hole.
-//   compact() slides all blocks, and so does safe_point() when holes exceed the tolerated fraction. Nothing moves while
-//   a launch runs, and pinned blocks never move. A dry arena compacts at the same events, with the same offsets and
-//   figures; it has no launches, no pinned tensors, and its pages are never refused.
-// - If the backing can, compact() and safe_point() remap a block instead of copying it: its whole granules are mapped at
-//   their new address, and only its ends are copied. The rule: the distance is a whole number of granules, and the
+//   suffice, or the backing refuses more pages, the arena slides blocks towards offset 0, as few bytes as make the
+//   hole. compact() slides all blocks, and so does safe_point() when holes exceed the tolerated fraction. Nothing moves
+//   while a launch runs, and pinned blocks never move. A dry arena compacts at the same events, with the same offsets
+//   and figures; it has no launches, no pinned tensors, and its pages are never refused.
+// - If the backing can, compact() and safe_point() remap a block instead of copying it: its whole granules are mapped
+//   at their new address, and only its ends are copied. The rule: the distance is a whole number of granules, and the
 //   block's granules have Options::remap_from_bytes or more. Requests only copy, because a remap waits for the device.
 //   Offsets of blocks do not depend on it.
 // - allocate gives the strong guarantee: it finds a place and commits pages before it changes anything.

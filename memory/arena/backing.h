@@ -49,8 +49,8 @@ class Backing {
   /// refused. Called until it succeeds, then never again. The host cannot access another device's address.
   virtual std::byte* reserve(std::size_t bytes) noexcept = 0;
 
-  /// Puts pages with unspecified contents under [offset, offset + bytes) of the range. Returns std::errc{}, or the error
-  /// (e.g. std::errc::not_enough_memory) with nothing changed.
+  /// Puts pages with unspecified contents under [offset, offset + bytes) of the range. Returns std::errc{}, or the
+  /// error (e.g. std::errc::not_enough_memory) with nothing changed.
   virtual std::errc commit(std::size_t offset, std::size_t bytes) noexcept = 0;
 
   /// The last refusal of commit in words; on a GPU, the driver's call with its arguments.
@@ -72,9 +72,9 @@ class Backing {
   /// Whether `remap` works; on a dry device, whether it works on the device it represents.
   virtual bool can_remap() const noexcept { return false; }
 
-  /// Maps the pages of [from, from + bytes), whole granules, at `to` < `from`, and the pages displaced there at the rest
-  /// of [from, from + bytes) (memory/arena/granules.h). A granule without pages moves as one without pages. Waits for
-  /// the device first. False, with nothing changed, when refused.
+  /// Maps the pages of [from, from + bytes), whole granules, at `to` < `from`, and the pages displaced there at the
+  /// rest of [from, from + bytes) (memory/arena/granules.h). A granule without pages moves as one without pages. Waits
+  /// for the device first. False, with nothing changed, when refused.
   virtual bool remap([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to,
                      [[maybe_unused]] std::size_t bytes) noexcept {
     return false;

@@ -86,8 +86,8 @@ class Tlsf {
   /// Prepares the spans that one `take` may need. False when the host has no memory for them.
   bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
 
-  /// find and take of `bytes` > 0 at the unit's alignment. Null, with nothing changed, if they need a new chunk of spans
-  /// or a place that ends above `ready_bytes`.
+  /// find and take of `bytes` > 0 at the unit's alignment. Null, with nothing changed, if they need a new chunk of
+  /// spans or a place that ends above `ready_bytes`.
   Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
 
   /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
@@ -98,8 +98,8 @@ class Tlsf {
 
   void free(Span* span) noexcept;
 
-  /// The lowest aligned offset, not below `floor`, that a live span can slide to in the free span just below it. Without
-  /// such a span, its current offset.
+  /// The lowest aligned offset, not below `floor`, that a live span can slide to in the free span just below it.
+  /// Without such a span, its current offset.
   std::size_t slide_target(const Span* span, std::size_t floor) const noexcept;
 
   /// Slides a live span down to `offset`, its slide_target; the free bytes move above it. ready() has succeeded since

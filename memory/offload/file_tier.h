@@ -3,8 +3,8 @@
 //
 // Policy
 // - Bytes that are offloaded to make room must not come back as cached pages, so the file is opened for direct I/O
-//   (O_DIRECT). File systems that keep their files in memory (tmpfs, ramfs) or cannot do direct I/O are refused, without
-//   fallback.
+//   (O_DIRECT). File systems that keep their files in memory (tmpfs, ramfs) or cannot do direct I/O are refused,
+//   without fallback.
 // - The file is unlinked as soon as it is open, so it disappears however the process ends.
 
 #include <cstddef>

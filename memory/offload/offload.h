@@ -44,8 +44,8 @@ class Offloaded {
   /// Waits until the tensor is written, then frees its bytes here unless another handle has them. Does nothing when it
   /// is away already. Throws FileError when it could not be written; it then stays here until it is fetched.
   void complete();
-  /// Completes the write, takes the tensor's memory in its category and under its path, and begins to read. Does nothing
-  /// when a read has begun, or when the tensor is here because it could not be written. Throws OutOfMemory, FileError.
+  /// Completes the write, takes the tensor's memory in its category and under its path, and begins to read. Does
+  /// nothing when a read has begun, or when the tensor could not be written. Throws OutOfMemory, FileError.
   void prefetch();
   /// Returns the dense tensor and frees its room in the tier. Before complete() no read is necessary; afterwards reads
   /// unless prefetch() has begun to. Throws OutOfMemory; FileError when it cannot be read (it stays away, and the call

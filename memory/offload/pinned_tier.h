@@ -15,8 +15,8 @@
 
 namespace thimble {
 
-/// Pinned memory for `device`, a CUDA device; its tensors are on the cpu (for a dry device on dry(cpu)). The constructor
-/// throws DeviceError for a missing device, allocate OutOfMemory.
+/// Pinned memory for `device`, a CUDA device; its tensors are on the cpu (for a dry device on dry(cpu)). The
+/// constructor throws DeviceError for a missing device, allocate OutOfMemory.
 class PinnedMemory final : public memory::Resource {
  public:
   explicit PinnedMemory(memory::Device device);
@@ -43,9 +43,9 @@ const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device);
 //   adds a slab as large as all before together, but at least 2 MiB and at most 64 MiB, or the slot's size, in whole
 //   2 MiB. Training steps write the same sizes, so the tier stops growing after the first step.
 // - Its bytes depend only on the sizes of the writes and drops, so a dry run predicts them exactly.
-// - Transfers run on the device's copy stream, after earlier kernels and concurrently with later ones. wait() and drop()
-//   make later kernels wait for the transfer; the host never waits. So later launches may reuse the memory as soon as
-//   wait() returns.
+// - Transfers run on the device's copy stream, after earlier kernels and concurrently with later ones. wait() and
+//   drop() make later kernels wait for the transfer; the host never waits. So later launches may reuse the memory as
+//   soon as wait() returns.
 // - A dry device has no memory; slots, slabs and capacity are as on a real one.
 //
 // Terms
@@ -53,8 +53,8 @@ const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device);
 
 class PinnedTier final : public Tier {
  public:
-  /// For the memory of `device`, a CUDA device, real or dry. The capacity, rounded up to 512, bounds the slabs' bytes; 0
-  /// is unbounded. Throws DeviceError for the cpu, which needs no copy in its own memory, and for a missing device.
+  /// For the memory of `device`, a CUDA device, real or dry. The capacity, rounded up to 512, bounds the slabs' bytes;
+  /// 0 is unbounded. Throws DeviceError for the cpu, which needs no copy in its own memory, and for a missing device.
   explicit PinnedTier(memory::Device device, std::size_t capacity_bytes = 0);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;

@@ -42,8 +42,8 @@ class Tier {
   /// The device whose memory it serves.
   virtual memory::Device device() const noexcept = 0;
 
-  /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when the tier has
-  /// no room, OutOfMemory when the host has none; nothing has changed then. Ignores `from` on a dry device.
+  /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when the tier
+  /// has no room, OutOfMemory when the host has none; nothing has changed then. Ignores `from` on a dry device.
   virtual Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) = 0;
   /// Waits for the write, then begins to copy all written bytes to `to`. An early read hides the tier's latency. May be
   /// repeated. Throws FileError when the write has failed.

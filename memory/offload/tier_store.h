@@ -8,8 +8,8 @@
 //   nn::training_step(adam, ...);       // same bits as with resident parameters
 //
 // Policy
-// - An unchanged parameter keeps its ticket and is never written again. A changed one frees its old ticket's room before
-//   it is written, so the tier does not grow.
+// - An unchanged parameter keeps its ticket and is never written again. A changed one frees its old ticket's room
+//   before it is written, so the tier does not grow.
 // - Optimizer state and gradients have separate tiers (optim/optimizer.h, nn/step/step.h).
 
 #include <memory>

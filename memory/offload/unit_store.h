@@ -1,6 +1,6 @@
 #pragma once
-// Parameters that come and go in units: fetched before use, evicted afterwards, with the next unit read ahead. A derived
-// class defines the fetch: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
+// Parameters that come and go in units: fetched before use, evicted afterwards, with the next unit read ahead. A
+// derived class defines the fetch: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
 //
 //   units, read ahead 1        0 1 2 3 ...
 //   an operator of unit 0      U r            U: used, r: being read

@@ -2,9 +2,9 @@
 // Placement problems as the CSV of public packing benchmarks (google/minimalloc, src/converter.cc).
 //
 // Policy
-// - A header names the columns, in any order: `id,lower,upper,size`, and optionally `alignment` (a power of two), `gaps`
-//   and `offset`. Older names: `buffer` and `buffer_id` for id, `begin` and `start` for lower, and `end` for upper;
-//   `end` is the last time of the lifetime (and of each gap), not the one after it.
+// - A header names the columns, in any order: `id,lower,upper,size`, and optionally `alignment` (a power of two),
+//   `gaps` and `offset`. Older names: `buffer` and `buffer_id` for id, `begin` and `start` for lower, and `end` for
+//   upper; `end` is the last time of the lifetime (and of each gap), not the one after it.
 // - `gaps` are times [lower, upper) within the lifetime at which the buffer is free, as `3-5 8-9`. `@0:4` after a gap
 //   means that bytes [0, 4) stay in use.
 // - An id is any text. A field in double quotes may contain commas; a quote in it is doubled.
@@ -51,16 +51,16 @@ struct PlacementFile {
 };
 
 /// Reads the text of a file. "\n" and "\r\n" both end a line; empty lines at the end are ignored. Throws FileError
-/// (`path`, the byte at which the line begins, and the line's number) for a missing, repeated or unknown column, a wrong
-/// number of fields, a value that is no whole number below 2^62, a sum of sizes from 2^62 on, a repeated id,
-/// lower >= upper, size 0, an alignment that is not a power of two, and gaps that overlap or leave the lifetime or size.
+/// (`path`, the byte at which the line begins, and the line's number) for a missing, repeated or unknown column, a
+/// wrong number of fields, a value that is no whole number below 2^62, a sum of sizes from 2^62 on, a repeated id,
+/// lower >= upper, size 0, an alignment that is not a power of two, gaps that overlap or leave the lifetime or size.
 PlacementFile parse_placement(std::string_view text, const std::string& path);
 
 /// Reads a regular file of at most 1 GiB. Throws FileError.
 PlacementFile read_placement(const std::string& path);
 
-/// The text of a file: `id,lower,upper,size`, `alignment` unless all are 1, `gaps` and `offset` if there are any. Throws
-/// ValueError when ids, gaps or offsets differ in number from buffers.
+/// The text of a file: `id,lower,upper,size`, `alignment` unless all are 1, `gaps` and `offset` if there are any.
+/// Throws ValueError when ids, gaps or offsets differ in number from buffers.
 std::string write_placement(const PlacementFile& file);
 /// Writes the buffers under their numeric ids.
 std::string write_placement(std::span<const Buffer> buffers, std::span<const std::size_t> offsets = {});

@@ -81,9 +81,9 @@ class Stack {
   std::vector<std::vector<Shelf>> chunks_;  // none is empty
 };
 
-/// Indexes the shelves by time, so that an item examines few of many. A brief shelf is in the list of each of the one or
-/// two periods that it touches; a brief item examines its periods and the lasting shelves. In a small problem all shelves
-/// are lasting.
+/// Indexes the shelves by time, so that an item examines few of many. A brief shelf is in the list of each of the one
+/// or two periods that it touches; a brief item examines its periods and the lasting shelves. In a small problem all
+/// shelves are lasting.
 class Shelves {
  public:
   explicit Shelves(const Problem& problem) {

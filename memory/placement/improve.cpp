@@ -10,7 +10,7 @@
 namespace thimble::memory::packing {
 namespace {
 
-/// Items by time. A brief item is in the list of each of the one or two periods that it touches; the others are lasting.
+/// Items by time. A brief item is in the lists of the one or two periods that it touches; the others are lasting.
 class Calendar {
  public:
   explicit Calendar(const std::vector<Item>& items, std::int32_t sections) : items_(items) {
@@ -169,8 +169,8 @@ class Ejection {
     merge(i, others.by_offset, by_offset_);
     merge(i, others.by_end, by_end_);
     std::int64_t best_offset = nowhere, best_price = std::numeric_limits<std::int64_t>::max();
-    // Sweeps offsets upwards. `begun` is the price of the items that begin below the end of `item`, `ended` the price of
-    // the items that end at or below its offset.
+    // Sweeps offsets upwards. `begun` is the price of the items that begin below the end of `item`, `ended` the price
+    // of the items that end at or below its offset.
     const auto sweep = [&](const auto& all, auto&& offset_at) {
       std::int64_t begun = 0, ended = 0;
       std::size_t b = 0, e = 0;

@@ -81,8 +81,8 @@ Verdict probe(Part& part, std::int64_t capacity, double fraction, std::size_t un
   return verdict;
 }
 
-/// The exact stage: tries the load, then the target if a capacity set it higher, then bisects the heights above it, then
-/// tries the target again.
+/// The exact stage: tries the load, then the target if a capacity set it higher, then bisects the heights above it,
+/// then tries the target again.
 void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::size_t unit, Budget& budget) {
   constexpr std::size_t most_items = 20'000;
   constexpr std::uint64_t most_neighbours = 1 << 26;  // 256 MiB of the host

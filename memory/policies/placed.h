@@ -40,16 +40,16 @@ inline std::size_t event_count(const std::vector<StepPlacement>& plans) {
 }
 
 /// Places the blocks that are both allocated and freed in `events`, a step's section of a trace. Ignores relabels.
-/// Reuses the placement of `like`, without a search, if it allocates and frees the same blocks in the same order. Throws
-/// ValueError for inconsistent events (a block allocated or freed twice), and as `place` does.
+/// Reuses the placement of `like`, without a search, if it allocates and frees the same blocks in the same order.
+/// Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does.
 StepPlacement make_step_placement(std::span<const memory::Trace::Event> events,
                                   const memory::PlacementOptions& options = {}, const StepPlacement* like = nullptr);
 
 // ---- The placed arena: replays a training step at planned offsets.
 //
 // Policy
-// - It is directly above the arena and holds one block of it, the region, as high as its plans. Placed blocks are ranges
-//   of the region: an allocation compares the request with the plan's next event and takes the planned offset.
+// - It is directly above the arena and holds one block of it, the region, as high as its plans. Placed blocks are
+//   ranges of the region: an allocation compares the request with the plan's next event and takes the planned offset.
 // - Frees are events too. As long as every event is as planned, exactly the planned blocks live, so no two of them
 //   overlap. From the first deviation to the next step, and outside steps, requests go to the arena: slower and higher,
 //   never wrong. Steps that deviate are counted.
@@ -111,14 +111,14 @@ class PlacedArena final : public Decorator {
   memory::Block* allocate(const Request& request) override;
   void deallocate(memory::Block* block, Stream stream) noexcept override;
 
-  /// Ends an unfinished step and begins one that replays the plan of that index, or the last plan. The index defaults to
-  /// the step's number. Takes the region unless it is held; on OutOfMemory no step has begun.
+  /// Ends an unfinished step and begins one that replays the plan of that index, or the last plan. The index defaults
+  /// to the step's number. Takes the region unless it is held; on OutOfMemory no step has begun.
   void begin_step();
   void begin_step(std::size_t plan);
 
-  /// Makes it an error to leave the plan: from the first deviation on, requests of the step throw PlanError, and so does
-  /// begin_step while blocks of the step before live in the region. Only require_kept() reports a deviating free or a
-  /// step that is too short.
+  /// Makes it an error to leave the plan: from the first deviation on, requests of the step throw PlanError, and so
+  /// does begin_step while blocks of the step before live in the region. Only require_kept() reports a deviating free
+  /// or a step that is too short.
   void set_strict(bool is_strict);
   /// Throws PlanError if strict and the last step left its plan.
   void require_kept() const;

@@ -7,8 +7,8 @@
 //   it, in both versions of the interface, and the machine's free memory. Swap does not count: a run that swaps crawls.
 // - Each limit is a total for this process, in arenas and outside. Bytes of other processes in the group or machine are
 //   subtracted; the kernel's cache of files is not, because the kernel gives it up.
-// - A control group also pays for page tables, at most 8 bytes for each 4 KiB. They may displace half of the code, which
-//   the kernel drops and reads again; page tables beyond that are added to the need.
+// - A control group also pays for page tables, at most 8 bytes for each 4 KiB. They may displace half of the code,
+//   which the kernel drops and reads again; page tables beyond that are added to the need.
 // - A limit that cannot be read does not count.
 //
 // Terms

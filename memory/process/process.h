@@ -55,8 +55,8 @@ double processor_ms() noexcept;
 
 }  // namespace thimble::process
 
-// ---- Planning in bounded memory: requests beyond the host's limits get std::bad_alloc before the kernel would kill the
-// process.
+// ---- Planning in bounded memory: requests beyond the host's limits get std::bad_alloc before the kernel would kill
+// the process.
 
 namespace thimble::memory {
 
@@ -64,8 +64,8 @@ namespace thimble::memory {
 /// other half and read it again.
 std::size_t heap_room(const std::vector<HostLimit>& limits = host_limits());
 
-/// Limits the private writable bytes of the whole process (RLIMIT_DATA) for a scope, never above an existing limit. Does
-/// nothing under a sanitizer, whose shadow exceeds any bound.
+/// Limits the private writable bytes of the whole process (RLIMIT_DATA) for a scope, never above an existing limit.
+/// Does nothing under a sanitizer, whose shadow exceeds any bound.
 class HeapBound {
  public:
   explicit HeapBound(std::size_t bytes) noexcept;

@@ -27,8 +27,8 @@ struct Conv2d {
 
 /// The transpose of a convolution `conv` from (N, OH, OW, O) to (N, H, W, I), with a bias: x (N, H, W, I), weight
 /// (I, KH, KW, O / groups), bias (O) or undefined -> y (N, OH, OW, O), OH = (H - 1) stride_h - 2 pad_h + dilation_h
-/// (KH - 1) + 1 + extra_h, 0 <= extra_h < stride_h. Forward runs the kernels of the convolution's input gradient, dx the
-/// kernels of its forward. Keeps x for the weight's gradient and the weight for x's.
+/// (KH - 1) + 1 + extra_h, 0 <= extra_h < stride_h. Forward runs the kernels of the convolution's input gradient, dx
+/// the kernels of its forward. Keeps x for the weight's gradient and the weight for x's.
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
   static constexpr Cost cost = Cost::matmul;
@@ -49,7 +49,7 @@ struct ConvTranspose2d {
 /// y = conv(x, W) + bias with W[o, kh, kw, i] = sum over j of coefficients[i, j] basis[j, o, kh, kw]: the kernel from
 /// input i to output o is a combination of r kernels that all inputs share. x (N, H, W, C), basis (r, O, KH, KW),
 /// coefficients (C / groups, r), bias (O) or undefined -> y (N, OH, OW, O); conv as in Conv2d. The weights are r O KH
-/// KW + C r / groups numbers instead of O KH KW C / groups. Layers may share a basis; its gradient is the sum of theirs.
+/// KW + C r / groups numbers instead of O KH KW C / groups. Layers may share a basis, whose gradients then add up.
 ///
 /// W is a temporary of forward, rounded to the operands' dtype, and recomputed in backward; W and dW never exist at the
 /// same time. With D = basis as (r, O KH KW) and W as (O KH KW, C / groups): W = D^T coefficients^T, dbasis = (dW

@@ -28,8 +28,8 @@ enum class MaxPoolKeeps : std::uint8_t {
 
 namespace thimble::ops {
 
-/// y = the largest element of each window; padding is -inf, and NaN is larger than all. The gradient goes to the first of
-/// equal elements in row-major order of the window. A window without elements (possible with dilation) gives -inf.
+/// y = the largest element of each window; padding is -inf, and NaN is larger than all. The gradient goes to the first
+/// of equal elements in row-major order of the window. A window without elements (possible with dilation) gives -inf.
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   static constexpr Cost cost = Cost::reduction;
@@ -74,8 +74,8 @@ struct Resample2d {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// (N, ..., C) -> (N, C): mean over all axes in between. Keeps nothing; the gradient is one value per (n, c), repeated by
-/// strides of 0.
+/// (N, ..., C) -> (N, C): mean over all axes in between. Keeps nothing; the gradient is one value per (n, c), repeated
+/// by strides of 0.
 struct GlobalAvgPool {
   static constexpr const char* name = "global_avg_pool";
   static constexpr Cost cost = Cost::reduction;

@@ -14,8 +14,8 @@ struct SampleParts {
 
 /// y = keep x / (1 - p), keep = 0 with probability p in [0, 1), accurate to 2^-32, independently per element; any
 /// floating dtype and shape. A dropped value is 0 even if x is NaN or infinite. The mask is a function of (site, global
-/// sample index, element within the sample), with samples along axis 0. Keeps nothing; backward recomputes the mask. With
-/// `parts`, elements are numbered as in the whole samples, and each part has a multiple of 4 elements. Throws
+/// sample index, element within the sample), with samples along axis 0. Keeps nothing; backward recomputes the mask.
+/// With `parts`, elements are numbered as in the whole samples, and each part has a multiple of 4 elements. Throws
 /// DTypeError, ValueError.
 struct Dropout {
   static constexpr const char* name = "dropout";

@@ -76,8 +76,8 @@ using IndexAdd = ScatterAddAlong<true>;
 // ---- Concatenation, padding, rolling and flipping keep only sizes. The gradients of the first two are windows on dy,
 // which move no bytes.
 
-/// Joins operands of one rank, dtype and device along `axis`; the other axes have the same sizes. At most 32 operands may
-/// be recorded (Needs::max_operands); the function concat() takes any number.
+/// Joins operands of one rank, dtype and device along `axis`; the other axes have the same sizes. At most 32 operands
+/// may be recorded (Needs::max_operands); the function concat() takes any number.
 ///
 /// The gradients share dy's storage, which lives until the last of them is used. A tape copies a gradient that has to
 /// wait for more than `longest_wait` nodes (the skip of a U-Net), so that dy can be freed with the others.

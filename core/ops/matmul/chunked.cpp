@@ -214,7 +214,7 @@ struct Tiles {
   }
 
   /// Writes the input of `down` for a tile to `result`. In a plain layer `before`, if defined, gets the activation's
-  /// input; in a gated one `before` gets the product with `gate`, and `other`, which may be `result`, the one with `up`.
+  /// input; in a gated one `before` gets the product with `gate`, and `other` (maybe `result`) the one with `up`.
   void make_inner(const Tensor& x, const Tensor& before, const Tensor& other, const Tensor& result) const {
     if (!is_gated()) {
       MatmulCall call{op.name, x, in_out(up), result, up_bias, before};

@@ -14,12 +14,12 @@ namespace thimble::ops {
 // chunks.
 
 /// Rows of a chunk whose inner results take `numbers` elements per row: 16 MiB, but at least 128 rows, because products
-/// read their whole weights once per chunk, and at least a 32nd of `rows`, so that a step's requests do not grow with its
-/// rows; at most `rows`, at least 1.
+/// read their whole weights once per chunk, and at least a 32nd of `rows`, so that a step's requests do not grow with
+/// its rows; at most `rows`, at least 1.
 std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t element_bytes);
 
-/// chunk_rows_of for a device: on CUDA at least 2,048, because products of few rows do not fill it. `asked` > 0 overrides
-/// it. Throws ValueError, naming `operation`, for asked < 0.
+/// chunk_rows_of for a device: on CUDA at least 2,048, because products of few rows do not fill it. `asked` > 0
+/// overrides it. Throws ValueError, naming `operation`, for asked < 0.
 std::int64_t chunk_rows_on(const char* operation, memory::Device device, std::int64_t asked, std::int64_t rows,
                            std::int64_t numbers, std::size_t element_bytes);
 
@@ -45,11 +45,11 @@ struct ChunkSum {
 ///   g = (p - s / V - (1 - s) [v = t]) / n (not divided for sum; 0 in ignored rows), in place of the logits,
 ///   dx = g W,  dweight = sum over chunks, in order, of g^T x,  dbias = sum over chunks, in order, of g's columns.
 /// Keeps only these gradients; backward multiplies them by dy in place. Without needs (evaluation, the first run of a
-/// closed segment) it computes only the loss. Peak besides operands and kept gradients: one chunk of logits and one loss
-/// per row; for 2-byte dtypes with several chunks also dweight's and dbias's sums in f32, which are rounded once.
+/// closed segment) it computes only the loss. Peak besides operands and kept gradients: one chunk of logits and one
+/// loss per row; for 2-byte dtypes with several chunks also dweight's and dbias's sums in f32, which are rounded once.
 ///
-/// Bits: the loss equals CrossEntropy over Linear, and for dy = 1 so does dx; dweight and dbias do if one chunk holds all
-/// rows. In f16 the gradients are rounded before a loss scale multiplies them, which loses more than the full head.
+/// Bits: the loss equals CrossEntropy over Linear, and for dy = 1 so does dx; dweight and dbias do if one chunk holds
+/// all rows. In f16 the gradients are rounded before a loss scale multiplies them, which loses more than the full head.
 ///
 /// Chunked heads: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989 (fused linear cross entropy). Throws ShapeError,
 /// DTypeError, DeviceError, ValueError (smoothing outside [0, 1], reduction `none`, chunk_rows < 0; on a CPU, a target
@@ -81,9 +81,9 @@ struct LinearCrossEntropy {
 /// up and gate are (f, C), down (O, f), or with `weight_is_in_out` (C, f) and (f, O); biases are (f) and (O), or
 /// undefined; a gated layer has none. The inner results, (rows, f) each, never exist as a whole: all tiles share one
 /// buffer, and backward recomputes each tile's. Keeps only x and the parameters, all of them operands. Peak besides
-/// operands and results: 1 (plain) or 2 (gated) inner results of a tile in forward; 3 or 4 in backward, for a gated layer
-/// also a tile of dx, and for 2-byte dtypes with several tiles the sums of the weights' gradients in f32, which are
-/// rounded once.
+/// operands and results: 1 (plain) or 2 (gated) inner results of a tile in forward; 3 or 4 in backward, for a gated
+/// layer also a tile of dx, and for 2-byte dtypes with several tiles the sums of the weights' gradients in f32, which
+/// are rounded once.
 ///
 /// Gradients of parameters are sums over tiles in ascending order.
 ///

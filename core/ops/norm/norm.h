@@ -14,8 +14,8 @@ constexpr DType statistics_dtype(DType dtype) noexcept { return dtype == DType::
 
 /// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError if epsilon < 0.
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon);
-/// Checks a weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or, if
-/// x is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
+/// Checks a weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or,
+/// if x is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,
                      const Shape& shape);
 /// The common dtype of the defined tensors. Throws DTypeError if they differ.
@@ -57,8 +57,8 @@ struct ChannelNormGradients {
 
 /// Reads from `call` x and the statistics (`kept`, or the running ones) for the gradients of x and weight and for a
 /// relu(6) tail (with fixed statistics x's gradient needs no x), weight for x's gradient and a relu(6) tail, bias for a
-/// relu(6) tail, and the mask for an add_relu tail. dx and dresidual are written in the buffers of dy and x if these have
-/// no other holder.
+/// relu(6) tail, and the mask for an add_relu tail. dx and dresidual are written in the buffers of dy and x if these
+/// have no other holder.
 ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kept, Tensor dy, ChannelNormWants wants,
                                            DType parameter_dtype);
 
@@ -83,8 +83,8 @@ using kernels::NormTail;
 /// running = (1 - momentum) running + momentum new, with the unbiased variance. They are attributes, not operands,
 /// because the result does not depend on them.
 ///
-/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu(6) tail is recomputed from x, so
-/// any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit per element. One pass
+/// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu(6) tail is recomputed from x,
+/// so any gradient needs x, the statistics, weight and bias, and not y; add_relu keeps one bit per element. One pass
 /// recomputes y from these.
 template <NormTail tail>
 struct BatchNorm {
@@ -172,8 +172,8 @@ struct RmsNorm {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) for each sample
-/// and each of `groups` groups of neighbouring channels. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3 and 7.
+/// y = (x - mean) rstd weight + bias, with mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) for each
+/// sample and each of `groups` groups of neighbouring channels. Wu, He 2018 (arXiv:1803.08494), equations 1 to 3 and 7.
 ///
 /// x: (N, ..., C), floating; groups divides C; weight, bias: (C), in x's dtype or f32, or undefined. Keeps x, mean and
 /// rstd (N groups each, f32; f64 for f64) for the gradients of x and weight, and weight for x's. Throws ShapeError,

@@ -1,6 +1,6 @@
 #pragma once
-// FP8 operands of products: encoding values as E4M3 or E5M2 with a scale, and the state of delayed scaling. The products
-// are in core/ops/quant/fp8_linear.h.
+// FP8 operands of products: encoding values as E4M3 or E5M2 with a scale, and the state of delayed scaling. The
+// products are in core/ops/quant/fp8_linear.h.
 //
 // Glossary
 // - amax      the largest magnitude of a tensor
@@ -15,8 +15,8 @@
 // - delayed: amax is the largest of the last `history` recorded steps, so that it is known before the tensor exists;
 //   values beyond largest x scale become the largest. Before the first recorded step, and while all records are 0, the
 //   scale is the tensor's, as with current.
-// - code = value x (1 / scale), rounded to nearest even, finite values saturated. NaN stays NaN; an infinity stays one in
-//   f8e5m2 and is NaN in f8e4m3, which has none.
+// - code = value x (1 / scale), rounded to nearest even, finite values saturated. NaN stays NaN; an infinity stays one
+//   in f8e5m2 and is NaN in f8e4m3, which has none.
 //
 // In blocks (block)
 // - x and dy have a scale per 128 values of a row, weights per 128 x 128. Scales are powers of two, amax / largest
@@ -25,9 +25,9 @@
 //   margin is not used.
 //
 // State of delayed scaling, three tensors of a layer; row 0 is x, 1 the weight, 2 the gradient dy
-// - amax (3, history) f32: a ring. scale (3) f32: the next step's, 0 until one is known. steps (3, 2) i64: the number of
-//   recorded steps, and 1 + the generator's step of the last one, so that several passes of one step (micro-batches, a
-//   layer used twice) share an entry of the ring.
+// - amax (3, history) f32: a ring. scale (3) f32: the next step's, 0 until one is known. steps (3, 2) i64: the number
+//   of recorded steps, and 1 + the generator's step of the last one, so that several passes of one step (micro-batches,
+//   a layer used twice) share an entry of the ring.
 // - A step uses the scales committed before it, and records its amax in the Transaction (core/tensor/transaction.h): a
 //   recompute records nothing, and a step that throws or is skipped leaves the state unchanged.
 // - An amax that is NaN or infinite is not recorded.
@@ -107,8 +107,8 @@ struct Fp8Sides {
 
 /// fp8_encode for the requested sides. With one scale per tensor it reads the matrix once for amax and once for both
 /// sides. With block scales only a weight, whose blocks are square, can be transposed; the scale is the plain side's.
-/// Codes are workspace. Throws as fp8_encode does, ValueError for another matrix transposed in blocks, DeviceError on the
-/// CPU, whose products read bf16.
+/// Codes are workspace. Throws as fp8_encode does, ValueError for another matrix transposed in blocks, DeviceError on
+/// the CPU, whose products read bf16.
 Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
                           bool turned);
 

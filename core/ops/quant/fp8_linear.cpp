@@ -291,8 +291,8 @@ bool reads_codes(memory::Device device, const Fp8Use& use, Fp8Role a, std::int64
   return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
 }
 
-// dW = dy^T x sums over rows with different block scales, which FP8 units cannot apply; bf16 values represent these codes
-// exactly.
+// dW = dy^T x sums over rows with different block scales, which FP8 units cannot apply; bf16 values represent these
+// codes exactly.
 bool weight_grad_reads_codes(memory::Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
 
 // The three products of codes. A weight (out, in) is read plain in forward and turned in backward, (in, out) the other

@@ -23,8 +23,8 @@
 // - code = the nearest to value x (1 / scale), saturating; value = code x scale, both in f32, rounded to the requested
 //   dtype.
 // - Scales in f16 are rounded from f32; codes are made with the inverse of the f32 scale. With i8 and flat(32) this is
-//   ggml's Q8_0: 34 bytes for 32 values. Scales above 65504 become 65504; below 2^-25 they are 0, and so are the decoded
-//   values.
+//   ggml's Q8_0: 34 bytes for 32 values. Scales above 65504 become 65504; below 2^-25 they are 0, and so are the
+//   decoded values.
 // - Scales in u8 are powers of two, amax / largest rounded up (UE8M0 of the OCP microscaling formats, 1.0, 5.4), but at
 //   most so large that largest x scale is finite: 2^121 for i8, 2^119 f8e4m3, 2^112 f8e5m2, 2^127 (exponent 254) for
 //   dynamic codes. Larger values saturate at 127 x 2^121, 1.75 x 2^127 and 2^127, so that all stay finite.
@@ -82,8 +82,8 @@ Tensor quantize(const Tensor& t, const Quantization& how, Category category = Ca
 /// quantize does, and ShapeError or DTypeError if `codes` is no such tensor.
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how);
 
-/// A dense tensor of a floating dtype with the values. Throws DTypeError or ShapeError if quantize() did not make `codes`
-/// by `how`.
+/// A dense tensor of a floating dtype with the values. Throws DTypeError or ShapeError if quantize() did not make
+/// `codes` by `how`.
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype = DType::f32,
                   Category category = Category::temporary);
 
@@ -98,8 +98,8 @@ void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& h
 //   f8e4m3, f8e5m2  1.0625            at most 2^-4 (4), 2^-3 (3) of the value
 //   i8              1.0625            at most amax / 254
 //
-// The last three have an f32 scale for every 64 values (ScaleBlocks::flat(64)); amax is the largest magnitude of the 64,
-// and a NaN or infinity makes all 64 NaN.
+// The last three have an f32 scale for every 64 values (ScaleBlocks::flat(64)); amax is the largest magnitude of the
+// 64, and a NaN or infinity makes all 64 NaN.
 
 /// Whether tensors of `from` can be packed to `to`: `from` is floating, and `to` is narrower and in the table.
 bool can_pack(DType from, DType to) noexcept;

@@ -50,8 +50,8 @@ struct Nll {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Mean (or sum) of f(x, target) over all elements of two tensors of one shape and dtype; NaN (or 0) without elements. A
-/// functor in reduction_functors.h defines f, with `parameter` (core/kernels/reduce.h), and the operands that its
+/// Mean (or sum) of f(x, target) over all elements of two tensors of one shape and dtype; NaN (or 0) without elements.
+/// A functor in reduction_functors.h defines f, with `parameter` (core/kernels/reduce.h), and the operands that its
 /// gradients keep by reference. Throws ShapeError, DTypeError, DeviceError.
 template <kernels::ReduceMap map>
 struct PairLoss {

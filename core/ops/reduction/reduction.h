@@ -1,6 +1,6 @@
 #pragma once
-// Reductions over any set of axes, which keep_axes leaves with size 1. `axes` is a mask (core/ops/reduce.h). The order of
-// accumulation depends only on the reduction's length (core/kernels/reduce.h).
+// Reductions over any set of axes, which keep_axes leaves with size 1. `axes` is a mask (core/ops/reduce.h). The order
+// of accumulation depends only on the reduction's length (core/kernels/reduce.h).
 
 #include <thimble/core/ops/op.h>
 #include <thimble/core/ops/reduce.h>
@@ -89,8 +89,8 @@ struct ArgExtreme {
 using ArgMax = ArgExtreme<true>;
 using ArgMin = ArgExtreme<false>;
 
-/// y = sqrt(sum x^2), with the sum in f64; 0 without elements. dx = x / y dy, or 0 if y = 0. Keeps x, and y in x's dtype.
-/// Throws DTypeError unless x is floating.
+/// y = sqrt(sum x^2), with the sum in f64; 0 without elements. dx = x / y dy, or 0 if y = 0. Keeps x, and y in x's
+/// dtype. Throws DTypeError unless x is floating.
 struct Norm {
   static constexpr const char* name = "norm";
   static constexpr Cost cost = Cost::reduction;
@@ -118,9 +118,9 @@ struct DotProduct {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// y = max x + log sum e^(x - max x); -infinity without elements. dx = e^(x - y) dy. Keeps x and y: y by reference in f32
-/// and f64, as an f32 extra for narrower types, because y's absolute error is the relative error of e^(x - y). Throws
-/// DTypeError unless x is floating.
+/// y = max x + log sum e^(x - max x); -infinity without elements. dx = e^(x - y) dy. Keeps x and y: y by reference in
+/// f32 and f64, as an f32 extra for narrower types, because y's absolute error is the relative error of e^(x - y).
+/// Throws DTypeError unless x is floating.
 struct LogSumExp {
   static constexpr const char* name = "logsumexp";
   static constexpr Cost cost = Cost::reduction;
@@ -140,8 +140,8 @@ struct LogSumExp {
 /// dx = scale y (dy - sum_s dy_s y_s). Keeps y. A row of only -inf gives NaN.
 ///
 /// With `is_causal`, x are attention scores (..., T, S), axis is the last one, and query t sees only the keys
-/// s <= t + (S - T): later keys get y = 0 and no gradient. Needs S >= T, so that every query sees a key. (Vaswani et al.
-/// 2017, section 3.2.1, with scale = 1 / sqrt(d).)
+/// s <= t + (S - T): later keys get y = 0 and no gradient. Needs S >= T, so that every query sees a key. (Vaswani et
+/// al. 2017, section 3.2.1, with scale = 1 / sqrt(d).)
 ///
 /// Throws ShapeError (axis, rank, S < T), DTypeError.
 struct Softmax {
@@ -174,8 +174,8 @@ struct LogSoftmax {
 
 // ---- Operators along one axis: running sums, products, sorting. core/kernels/lines.h has their kernels.
 
-/// y[j] = sum of x[i], i <= j, along `axis`; integers and bool give i64. Sums are in f64 (i64) and rounded once. dx[j] =
-/// sum of dy[i], i >= j. Keeps nothing.
+/// y[j] = sum of x[i], i <= j, along `axis`; integers and bool give i64. Sums are in f64 (i64) and rounded once. dx[j]
+/// = sum of dy[i], i >= j. Keeps nothing.
 struct CumSum {
   static constexpr const char* name = "cumsum";
   static constexpr Cost cost = Cost::elementwise;
@@ -217,9 +217,9 @@ struct ArgSort {
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
 };
 
-/// Draws classes with the probabilities weights / sum of weights: weights (..., K), floating, and points (..., S) in f64,
-/// uniform in [0, 1) -> (..., S) in i64. No gradient. On a CPU, throws ValueError for the first row whose weights are not
-/// finite and at least 0 with a sum above 0.
+/// Draws classes with the probabilities weights / sum of weights: weights (..., K), floating, and points (..., S) in
+/// f64, uniform in [0, 1) -> (..., S) in i64. No gradient. On a CPU, throws ValueError for the first row whose weights
+/// are not finite and at least 0 with a sum above 0.
 struct Choose {
   static constexpr const char* name = "multinomial";
   static constexpr Cost cost = Cost::reduction;
