@@ -155,8 +155,7 @@ struct LayerNorm {
 /// y = x rstd weight, where rstd = 1 / sqrt(mean(x^2) + epsilon) over the last `axes` axes. Zhang, Sennrich 2019
 /// (arXiv:1910.07467), equation 4.
 ///
-/// Shapes, dtypes and errors as LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight for x's
-/// gradient.
+/// Shapes, dtypes and errors as LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x, rstd, and for dx the weight.
 struct RmsNorm {
   static constexpr const char* name = "rms_norm";
   static constexpr Cost cost = Cost::reduction;
