@@ -272,23 +272,23 @@ void run_steps(memory::Device device, const models::Setup& setup) {
     nn::training_step(*optimizer, loss_of, options);
   };
   const std::string name = setup.model + "_";
-  report((name + "eager").c_str(), setup.dtype, seconds_of(device, eager), 1e9, "steps/s");
+  report((name + "eager").c_str(), setup.precision.dtype, seconds_of(device, eager), 1e9, "steps/s");
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
   const std::uint64_t launches = runtime.launch_count(), waits = runtime.synchronization_count();
   eager();
   std::printf("%-16s %-5s launches_per_step %llu waits_per_step %llu\n", (name + "eager").c_str(),
-              std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(setup.precision.dtype)).c_str(),
               static_cast<unsigned long long>(runtime.launch_count() - launches),
               static_cast<unsigned long long>(runtime.synchronization_count() - waits));
   nn::CapturedStep recorded(*stack.placed, *optimizer, loss_of, options);
   for (int i = 0; i < 3; ++i) recorded.run();
-  report((name + "graph").c_str(), setup.dtype, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
+  report((name + "graph").c_str(), setup.precision.dtype, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
 }
 
 void run_all_steps(memory::Device device) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     models::Setup gpt, mlp, resnet;
-    gpt.dtype = mlp.dtype = resnet.dtype = dtype;
+    gpt.precision.dtype = mlp.precision.dtype = resnet.precision.dtype = dtype;
     gpt.model = "char-gpt", gpt.batch = 8;
     mlp.model = "mlp", mlp.batch = 64;
     resnet.model = "resnet18", resnet.batch = 16, resnet.sizes.image = 32;
@@ -315,7 +315,7 @@ void run_libraries(memory::Device device, std::int64_t scale) {
     for (const char* const name : {"resnet50", "googlenet", "vit-b16", "gpt2"}) {
       models::Setup setup;
       setup.model = name;
-      setup.dtype = dtype;
+      setup.precision.dtype = dtype;
       setup.batch = std::max<std::int64_t>(2, 32 / scale);
       if (setup.model == "gpt2") setup.batch = 2, setup.sizes.sequence = std::max<std::int64_t>(16, 1024 / scale);
       const memory::Stack stack = memory::make_resource(device);

@@ -117,8 +117,8 @@ void measure(const Options& options) {
   const Arena::Statistics arena = stack.arena->statistics();
   nlohmann::ordered_json json{{"model", setup.model},
                               {"batch", setup.batch},
-                              {"dtype", std::string(to_string(setup.dtype))},
-                              {"precision", setup.precision},
+                              {"dtype", std::string(to_string(setup.precision.dtype))},
+                              {"precision", setup.precision.policy},
                               {"tf32", options.allows_tf32},
                               {"dropout", setup.sizes.dropout},
                               {"parameters", run->parameters()},

@@ -72,7 +72,7 @@ double seconds(clockid_t clock) {
 nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   std::size_t budget = options.budget_bytes;
   if (options.growth_bytes > 0) {
-    budget = options.growth_bytes + static_cast<std::size_t>(parameters) * size_of(options.setup.dtype);
+    budget = options.growth_bytes + static_cast<std::size_t>(parameters) * size_of(options.setup.precision.dtype);
   }
   if (budget == 0) return {};
   models::CostOptions costs;
@@ -120,7 +120,7 @@ void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_m
 void predict(const models::Setup& setup) {
   const nn::MemoryProfile profile = nn::profile_training(dry(cpu), random_run(setup));
   std::printf("dry model=%s batch=%lld dtype=%s isa=%s threads=%d parameters=%lld peak_bytes=%zu", setup.model.c_str(),
-              static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+              static_cast<long long>(setup.batch), std::string(to_string(setup.precision.dtype)).c_str(),
               std::string(to_string(kernels::isa())).c_str(), thread_count(),
               static_cast<long long>(profile.parameters), profile.peak_bytes);
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -165,9 +165,9 @@ void measure(const Options& options) {
   const double gflop = 2e-9 * multiply_adds(graph), gflops = 1e3 * gflop / wall_ms.front();
   const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
   std::printf("step model=%s batch=%lld dtype=%s isa=%s threads=%d best_ms=%.2f median_ms=%.2f processor_ms=%.2f ",
-              setup.model.c_str(), static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
-              std::string(to_string(kernels::isa())).c_str(), thread_count(), wall_ms.front(),
-              wall_ms[wall_ms.size() / 2], cpu_ms);
+              setup.model.c_str(), static_cast<long long>(setup.batch),
+              std::string(to_string(setup.precision.dtype)).c_str(), std::string(to_string(kernels::isa())).c_str(),
+              thread_count(), wall_ms.front(), wall_ms[wall_ms.size() / 2], cpu_ms);
   std::printf("growth_mib=%.1f arena_mib=%.1f step_gflop=%.4f gflops=%.1f ceiling_gflops=%.1f share=%.3f plan=%s\n",
               megabytes(after - std::min(before, after)), megabytes(stack.arena->statistics().peak_committed_bytes),
               gflop, gflops, ceiling, gflops / ceiling, plan.description.empty() ? "keep-everything" : "budget");
@@ -201,8 +201,8 @@ void take_turns(const Options& options) {
     std::printf("turns model=%s batch=%lld isa=%s threads=%d precision=%s median_ms=%.2f over=%.3f least=%.3f\n",
                 setups[i].model.c_str(), static_cast<long long>(setups[i].batch),
                 std::string(to_string(kernels::isa())).c_str(), thread_count(),
-                setups[i].precision.empty() ? "none" : setups[i].precision.c_str(), median(times[i]), median(over[i]),
-                least / *std::min_element(times[0].begin(), times[0].end()));
+                setups[i].precision.policy.empty() ? "none" : setups[i].precision.policy.c_str(), median(times[i]),
+                median(over[i]), least / *std::min_element(times[0].begin(), times[0].end()));
   }
   while (!runs.empty()) runs.pop_back();  // in reverse: each holds a generator's scope
 }
@@ -255,7 +255,7 @@ void generate_tokens(const Options& options) {
   }
   const double sequences = static_cast<double>(sizes.batch);
   std::printf("generate model=%s batch=%lld dtype=%s cache=%s positions=%lld isa=%s threads=%d ", setup.model.c_str(),
-              static_cast<long long>(sizes.batch), std::string(to_string(setup.dtype)).c_str(),
+              static_cast<long long>(sizes.batch), std::string(to_string(setup.precision.dtype)).c_str(),
               std::string(to_string(sizes.dtype)).c_str(), static_cast<long long>(generation.cache().length()),
               std::string(to_string(kernels::isa())).c_str(), threads);
   std::printf("read_mib=%.1f best_ms=%.2f tokens_per_s=%.1f read_gbs=%.2f allowed=%.1f share=%.3f\n", bytes / 0x1p20,
@@ -267,7 +267,7 @@ void generate_tokens(const Options& options) {
 int main(int argc, char** argv) {
   const auto options = std::make_shared<Options>();
   CLI::App app("Time, memory and profile of a training step");
-  options->setup.clip_norm = 0;
+  options->setup.optimizer.clip_norm = 0;
   add_setup_flags(app, std::shared_ptr<models::Setup>(options, &options->setup));
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");

@@ -159,10 +159,10 @@ std::string draw_advice() {
     bars.bars.push_back(step_bar(label, setup));
   };
   add("as it is", [](models::Setup&) {});
-  add("another learning rate", [](models::Setup& s) { s.rate = 1e-4; });
+  add("another learning rate", [](models::Setup& s) { s.optimizer.rate = 1e-4; });
   add("half the batch", [](models::Setup& s) { s.batch = 16; });
   add("4 micro-batches", [](models::Setup& s) { s.micro_batches = 4; });
-  add("8-bit optimizer state", [](models::Setup& s) { s.optimizer = "adamw8"; });
+  add("8-bit optimizer state", [](models::Setup& s) { s.optimizer.name = "adamw8"; });
   add("mixed precision (O2)", [](models::Setup& s) { set_precision(s, "O2"); });
   add("textbook operators", [](models::Setup& s) { s.sizes.build = models::Build::textbook; });
   return report::svg_bars(bars);

@@ -107,9 +107,9 @@ void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>
     if (std::find(sets.begin(), sets.end(), technique.flag.commands) == sets.end()) continue;
     const CLI::Option* const dtype = command.get_option_no_throw("--dtype");
     const auto read = [setup, dtype, &technique](const std::string& text) {
-      const DType asked = setup->dtype;
+      const DType asked = setup->precision.dtype;
       technique.apply(*setup, text);
-      if (dtype != nullptr && dtype->count() > 0) setup->dtype = asked;
+      if (dtype != nullptr && dtype->count() > 0) setup->precision.dtype = asked;
     };
     const std::string help(technique.flag.help), type(technique.flag.type());
     const std::string flag(technique.flag.spelling.substr(0, technique.flag.spelling.find(' ')));
@@ -131,7 +131,7 @@ void add_technique_flags(CLI::App& command, const std::shared_ptr<models::Setup>
 
 void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   add_model_flags(command, setup);
-  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json for text")->type_name("FILE");
+  command.add_option("--tokenizer", setup->tokenizer, "GPT and Llama: tokenizer.json for text")->type_name("FILE");
   add_technique_flags(command, setup, {models::FlagSet::dtypes, models::FlagSet::step});
 }
 

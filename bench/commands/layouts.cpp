@@ -114,7 +114,7 @@ void print_layouts_table(const models::PlanOptions& options, const models::Clust
               format_bytes(cluster.memory_bytes).c_str());
   std::printf("time of a step, by the cost model '%s'\n", costs.c_str());
   print_time("operators, of a stage on average", time.pipeline_s - time.idle_s - time.parts_s, time.step_s());
-  print_time("what teams exchange", time.parts_s, time.step_s());
+  print_time("exchange within groups", time.parts_s, time.step_s());
   print_time("idle stages", time.idle_s, time.step_s());
   print_time("traffic that is not hidden", time.shares_s, time.step_s());
   print_time("update", time.update_s, time.step_s());
@@ -161,24 +161,24 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   const auto is_given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   models::FixedLayout fixed;
   if (flags.dp > 0) fixed.dp = flags.dp;
-  if (is_given("--tp")) fixed.tp = options.setup.tp;
-  if (is_given("--pp")) fixed.pp = options.setup.pp;
-  if (is_given("--zero")) fixed.zero = options.setup.zero;
+  if (is_given("--tp")) fixed.tp = options.setup.layout.tp;
+  if (is_given("--pp")) fixed.pp = options.setup.layout.pp;
+  if (is_given("--zero")) fixed.zero = options.setup.layout.zero;
   if (is_given("--micro-batches") && options.setup.micro_batches != models::auto_micro_batches) {
     fixed.micro_batches = options.setup.micro_batches;
   }
   if (is_given("--sequence-parallel")) fixed.cuts_sequence = true;
   if (is_given("--recompute-blocks")) fixed.recomputes_blocks = options.setup.recomputes_blocks;
-  if (is_given("--bucket")) fixed.bucket_bytes = options.setup.bucket_bytes;
-  if (is_given("--read-ahead")) fixed.read_ahead = options.setup.read_ahead;
+  if (is_given("--bucket")) fixed.bucket_bytes = options.setup.layout.bucket_bytes;
+  if (is_given("--read-ahead")) fixed.read_ahead = options.setup.offload.read_ahead;
   models::Cluster cluster = flags.cluster;
-  cluster.ranks = options.setup.ranks;
+  cluster.ranks = options.setup.layout.ranks;
   models::PlanOptions own = options;
-  own.setup.ranks = own.setup.tp = own.setup.pp = 1;
-  own.setup.zero = 0;
-  own.setup.bucket_bytes = models::Setup().bucket_bytes;
-  own.setup.sequence_parallel = false;
-  own.setup.micro_batches = own.setup.read_ahead = 1;
+  own.setup.layout.ranks = own.setup.layout.tp = own.setup.layout.pp = 1;
+  own.setup.layout.zero = 0;
+  own.setup.layout.bucket_bytes = models::Setup().layout.bucket_bytes;
+  own.setup.layout.sequence_parallel = false;
+  own.setup.micro_batches = own.setup.offload.read_ahead = 1;
   const models::LayoutReport found = models::find_layout(own, cluster, fixed);
   const std::string costs = nn::CostModel(models::hardware_for(options.costs, options.device)).source;
   is_json ? print_layouts_json(own, cluster, costs, found) : print_layouts_table(own, cluster, costs, found);

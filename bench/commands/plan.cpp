@@ -84,7 +84,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
                               {"hole_bytes", report.committed.hole_bytes},
                               {"rounding_bytes", report.committed.rounding_bytes},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
-  if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (!options.setup.precision.policy.empty()) json["precision"] = options.setup.precision.policy;
   if (const auto scaling = loss_scaling(options.setup); scaling && !options.is_inference) {
     json["loss_scale"] = scaling->scale;
     json["loss_scale_is_dynamic"] = scaling->is_dynamic;
@@ -181,7 +181,7 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
     print_bytes(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
     print_bytes("  to " + models::to_string(report.packing.dtypes), report.packing.packed_bytes);
   }
-  if (report.packing.bytes == 0 && setup.allows_lossy) {
+  if (report.packing.bytes == 0 && setup.packing.is_allowed) {
     std::printf("  packed                           nothing: the plan does without\n");
   }
   for (const nn::PackedResults& p : report.plan.packed) {
@@ -239,7 +239,7 @@ struct Files {
                    {"--profile-file", costs.measures ? costs.times : "", &file_kinds::costs}},
                   {{"--data", options.data},
                    {"--weights", options.setup.weights},
-                   {"--adapters", options.setup.adapters},
+                   {"--adapters", options.setup.lora.adapters},
                    {"--tokenizer", options.setup.tokenizer},
                    {"--profile-file", costs.measures ? "" : costs.times}},
                   overwrites);
@@ -370,12 +370,12 @@ void add_plan(CLI::App& program) {
     options->progress = [&planning](const std::string& text) { planning.show(text); };
     const memory::HeapBound bound(memory::heap_room());
     try {
-      if (options->setup.ranks > 1) {
+      if (options->setup.layout.ranks > 1) {
         if (!files->plan.empty()) {
-          throw ValueError("--save: expected one rank, got --ranks " + std::to_string(options->setup.ranks));
+          throw ValueError("--save: expected one rank, got --ranks " + std::to_string(options->setup.layout.ranks));
         }
         ranks = plan_ranks(*options);
-        options->setup.rank = ranks.front().ranks.front();
+        options->setup.layout.rank = ranks.front().ranks.front();
       } else {
         alone = make_plan(*options);
       }

@@ -16,26 +16,28 @@
 namespace thimble::bench {
 std::string ranks_in_words(const models::Setup& setup) {
   std::string words;
-  if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
-  if (setup.sequence_parallel) words += ", the sequence as well";
-  if (setup.cp > 1) words += ", the sequence in " + std::to_string(setup.cp) + " parts, in attention heads";
-  if (setup.ranks == 1) return words;
-  if (setup.pp > 1) {
-    words += ", stage " + std::to_string(models::stage_number(setup)) + " of " + std::to_string(setup.pp) + " (" +
-             setup.pipeline + (setup.chunks > 1 ? ", " + std::to_string(setup.chunks) + " chunks" : "") + ")";
+  if (setup.layout.tp > 1) words += ", blocks in " + std::to_string(setup.layout.tp) + " shards";
+  if (setup.layout.sequence_parallel) words += ", the sequence as well";
+  if (setup.layout.cp > 1)
+    words += ", the sequence in " + std::to_string(setup.layout.cp) + " shards, in attention heads";
+  if (setup.layout.ranks == 1) return words;
+  if (setup.layout.pp > 1) {
+    words += ", stage " + std::to_string(models::stage_number(setup)) + " of " + std::to_string(setup.layout.pp) +
+             " (" + setup.layout.pipeline +
+             (setup.layout.chunks > 1 ? ", " + std::to_string(setup.layout.chunks) + " chunks" : "") + ")";
   }
-  return words + ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
-         std::to_string(setup.zero) + " of ZeRO";
+  return words + ", rank " + std::to_string(setup.layout.rank) + " of " + std::to_string(setup.layout.ranks) +
+         " at stage " + std::to_string(setup.layout.zero) + " of ZeRO";
 }
 
 nlohmann::ordered_json layout_json(const models::Setup& setup) {
-  return {{"tp", setup.tp},
-          {"sequence_parallel", setup.sequence_parallel},
-          {"cp", setup.cp},
-          {"pp", setup.pp},
-          {"pipeline", setup.pipeline},
-          {"chunks", setup.chunks},
-          {"zero", setup.zero}};
+  return {{"tp", setup.layout.tp},
+          {"sequence_parallel", setup.layout.sequence_parallel},
+          {"cp", setup.layout.cp},
+          {"pp", setup.layout.pp},
+          {"pipeline", setup.layout.pipeline},
+          {"chunks", setup.layout.chunks},
+          {"zero", setup.layout.zero}};
 }
 
 std::string ranks_in_words(const std::vector<int>& ranks) {
@@ -51,12 +53,13 @@ std::string ranks_in_words(const std::vector<int>& ranks) {
 }
 
 void require_shared_batch(const CLI::App& command, const models::Setup& setup) {
-  if (setup.ranks > 1 && models::data_ranks(setup) > 1) return;
+  if (setup.layout.ranks > 1 && models::data_ranks(setup) > 1) return;
   for (const char* const flag : {"--zero", "--bucket"}) {
     if (command.get_option(flag)->count() == 0) continue;
     throw ValueError(std::string(flag) + ": expected two or more ranks that share the batch, got " +
-                     (setup.ranks > 1 ? "--ranks " + std::to_string(setup.ranks) + " that all compute the same samples"
-                                      : std::string("one")));
+                     (setup.layout.ranks > 1
+                          ? "--ranks " + std::to_string(setup.layout.ranks) + " that all compute the same samples"
+                          : std::string("one")));
   }
 }
 
@@ -65,19 +68,19 @@ int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body) 
   const auto launch = dist::find_launch();
   int status = 0;
   if (launch && launch->ranks > 1) {
-    if (setup.ranks != 1 && setup.ranks != launch->ranks) {
+    if (setup.layout.ranks != 1 && setup.layout.ranks != launch->ranks) {
       throw ValueError("--ranks: expected " + std::to_string(launch->ranks) + ", which " + launch->launcher +
-                       " started, got " + std::to_string(setup.ranks) + "; leave it out");
+                       " started, got " + std::to_string(setup.layout.ranks) + "; leave it out");
     }
-    setup.ranks = launch->ranks;
+    setup.layout.ranks = launch->ranks;
     dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); }, status_of);
-  } else if (setup.ranks > 1) {
+  } else if (setup.layout.ranks > 1) {
     models::check_techniques(setup, models::is_text(setup));  // before threads start
-    const auto count = static_cast<std::size_t>(setup.ranks);
+    const auto count = static_cast<std::size_t>(setup.layout.ranks);
     std::vector<RankFailure> failures(count);
     std::vector<int> statuses(count);
     dist::run_ranks(
-        setup.ranks,
+        setup.layout.ranks,
         [&](dist::Communicator& ranks) {
           const auto r = static_cast<std::size_t>(ranks.rank());
           statuses[r] = body(&ranks, failures[r]);

@@ -93,7 +93,7 @@ class ProgressLine {
 
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
-  add_number(command, "--lr", o.setup.rate, 0, any,
+  add_number(command, "--lr", o.setup.optimizer.rate, 0, any,
              "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adafactor 0.03; others 1e-3, "
              "text 3e-3 (128 / width)^0.75)");
   command
@@ -105,9 +105,9 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
   o.warmup = -1;  // filled in once the number of steps is known
   add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear warmup (a tenth of --steps)");
   add_number(command, "--min-lr", o.min_rate, 0, any, "Lowest learning rate of a schedule (0)");
-  add_number(command, "--weight-decay", o.setup.weight_decay, 0, any,
+  add_number(command, "--weight-decay", o.setup.optimizer.weight_decay, 0, any,
              "Weight decay (sgd, momentum, adam, adafactor: 0, others 0.1)");
-  add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999,
+  add_number(command, "--beta2", o.setup.optimizer.beta2, 0, 0.9999999,
              "Decay of the second moment (adam, adam8: 0.999, others 0.99)");
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
 }
@@ -204,15 +204,16 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
 
 /// Checks before planning that ranks got the same options, --trace included, because tracing is collective.
 void require_alike(models::PreparedTraining& prepared, bool is_traced) {
-  if (prepared.options.setup.ranks > 1) prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
+  if (prepared.options.setup.layout.ranks > 1)
+    prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
   models::require_alike(prepared);
 }
 
 /// Trains on one rank; only rank 0 prints. Returns the exit status.
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
-  if (ranks != nullptr) options.setup.rank = ranks->rank();
-  const bool prints = options.setup.rank == 0;
+  if (ranks != nullptr) options.setup.layout.rank = ranks->rank();
+  const bool prints = options.setup.layout.rank == 0;
   std::optional<models::PreparedTraining> made;
   {
     const PlanningLine planning;
@@ -320,15 +321,15 @@ void add_train(CLI::App& program) {
     const models::Setup& setup = options->setup;
     const bool has_plan = options->budget_bytes > 0 || options->process_budget_bytes > 0 || !options->plan.empty();
     const bool is_for_plans =
-        !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
-    if (!has_plan && (is_for_plans || setup.allows_lossy)) {
+        !setup.offload.to.empty() && !setup.offload.optimizer && !setup.offload.parameters && !setup.offload.gradients;
+    if (!has_plan && (is_for_plans || setup.packing.is_allowed)) {
       throw ValueError(std::string(is_for_plans ? "--offload" : "--allow-lossy") +
                        ": expected a budget to plan for, got none; add --budget");
     }
-    if (*wants_gradients && setup.ranks > 1) {
-      throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.ranks));
+    if (*wants_gradients && setup.layout.ranks > 1) {
+      throw ValueError("--gradient-report: expected one rank, got --ranks " + std::to_string(setup.layout.ranks));
     }
-    if (*wants_gradients && !setup.allows_lossy) {
+    if (*wants_gradients && !setup.packing.is_allowed) {
       throw ValueError("--gradient-report: expected packed tensors, got none; add --budget and --allow-lossy");
     }
     if (options->warmup < 0) options->warmup = options->steps / 10;

@@ -52,11 +52,12 @@ nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
 
 void print_ranks(const models::TrainOptions& options, const models::TrainReport& r) {
   if (r.ranks.empty()) return;
-  std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.zero);
-  if (options.setup.tp > 1) std::printf(", blocks in %d parts", options.setup.tp);
-  if (options.setup.cp > 1) std::printf(", the sequence in %d parts", options.setup.cp);
-  if (options.setup.pp > 1) std::printf(", %d stages, %s", options.setup.pp, options.setup.pipeline.c_str());
-  if (options.setup.chunks > 1) std::printf(", %d chunks", options.setup.chunks);
+  std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.layout.zero);
+  if (options.setup.layout.tp > 1) std::printf(", blocks in %d shards", options.setup.layout.tp);
+  if (options.setup.layout.cp > 1) std::printf(", the sequence in %d shards", options.setup.layout.cp);
+  if (options.setup.layout.pp > 1)
+    std::printf(", %d stages, %s", options.setup.layout.pp, options.setup.layout.pipeline.c_str());
+  if (options.setup.layout.chunks > 1) std::printf(", %d chunks", options.setup.layout.chunks);
   std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {
@@ -114,7 +115,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   json["differences"] = r.differences();
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
   if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
-  if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (!options.setup.precision.policy.empty()) json["precision"] = options.setup.precision.policy;
   if (const auto fp8 = fp8_layers(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
@@ -209,7 +210,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
     std::printf("  packed           %s to %s of %s per %s\n", format_bytes(r.packing.bytes).c_str(),
                 format_bytes(r.packing.packed_bytes).c_str(), models::to_string(r.packing.dtypes).c_str(),
                 options.setup.micro_batches > 1 ? "micro-batch" : "step");
-  } else if (options.setup.allows_lossy) {
+  } else if (options.setup.packing.is_allowed) {
     std::printf("  packed           nothing: the plan for this budget does without\n");
   }
   if (r.predicted_tier_bytes > 0) {

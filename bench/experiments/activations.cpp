@@ -24,7 +24,7 @@ ForwardBytes forward_bytes(memory::Device device, const models::Setup& setup,
   const ResourceScope scope(stack.top);
   RandomGenerator generator(setup.seed);
   const GeneratorScope random(generator);
-  const auto model = models::make_model(setup.model, setup.sizes, {device, setup.dtype});
+  const auto model = models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype});
   const models::Batch batch = model->empty_batch(setup.batch, device);
   const Transaction transaction;
   Tape tape;
@@ -55,7 +55,7 @@ Figures family_figures(const Rows& rows, const Family& family, std::int64_t batc
   // The literature's saved set, linear in the batch; the rest of what the textbook build keeps is named beside it.
   std::int64_t counted = 0;
   std::vector<std::pair<std::string, std::int64_t>> remainder;
-  for (const models::Term& term : models::make_theory(setup.model, setup.sizes, setup.dtype).outside) {
+  for (const models::Term& term : models::make_theory(setup.model, setup.sizes, setup.precision.dtype).outside) {
     const bool is_counted = term.name == "input" || term.name == "conv outputs" || term.name == "relu outputs" ||
                             term.name == "pool output" || term.name == "fc input";
     if (is_counted) {
@@ -133,7 +133,7 @@ Figures layer_figures(const Rows& rows, const LayerSizes& s, models::Build build
   const models::Setup setup = setup_of(
       "char-gpt", s.batch,
       {.sequence = s.sequence, .layers = 2, .heads = s.heads, .width = s.width, .dropout = 0.1, .build = build});
-  const models::LayerTheory layer = models::make_theory(setup.model, setup.sizes, setup.dtype).layers[1];
+  const models::LayerTheory layer = models::make_theory(setup.model, setup.sizes, setup.precision.dtype).layers[1];
   std::int64_t counted = 0, statistics = 0;  // statistics of norms are outside of the paper's count
   for (const models::Term& term : layer.kept) {
     (term.name == "norm statistics" ? statistics : counted) += term.bytes(s.batch);

@@ -39,7 +39,7 @@ const NamedSchedule named_schedules[] = {{"keep every layer", remat::keep_all},
 /// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
 /// everything of the layers that were not.
 std::int64_t theory_bytes(const models::Setup& setup, const remat::ScheduleTree& schedule) {
-  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.precision.dtype);
   const auto bytes = [&](const std::vector<models::Term>& terms) {
     return models::bytes_of(terms, Category::activation, setup.batch);
   };
@@ -206,7 +206,7 @@ std::string run_checkpoint_batch(Rows& rows) {
   checkpointed.checkpoint = Checkpoint::blocks;
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
     const models::Setup setup = batch_setup(rows, batch);
-    const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
+    const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.precision.dtype);
     rows.say("batch " + std::to_string(batch));
     const std::vector<double> ms = fastest_ms(rows, {technique_run(setup, plain), technique_run(setup, checkpointed)});
     rows.add({{"batch", batch}, {"checkpointed", "no"}},
@@ -224,7 +224,7 @@ std::string run_checkpoint_batch(Rows& rows) {
 std::string run_accumulation(Rows& rows) {
   constexpr std::int64_t batch = 32;
   const models::Setup setup = batch_setup(rows, batch);
-  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.precision.dtype);
   std::vector<StepForm> techniques;
   std::vector<nn::MakeRun> runs;
   for (const std::int64_t parts : {1, 2, 4, 8, 16, 32}) {

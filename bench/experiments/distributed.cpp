@@ -38,9 +38,9 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
   }
   options.setup.batch = batch;
   options.setup.micro_batches = micro_batches;
-  options.setup.bucket_bytes = 64 << 10;
+  options.setup.layout.bucket_bytes = 64 << 10;
   if (!arithmetic.precision.empty()) set_precision(options.setup, std::string(arithmetic.precision));
-  if (arithmetic.has_8_bit_state) options.setup.optimizer = is_text ? "adamw8" : "momentum8";
+  if (arithmetic.has_8_bit_state) options.setup.optimizer.name = is_text ? "adamw8" : "momentum8";
   options.eval_batches = 1;
   return options;
 }
@@ -49,8 +49,8 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
 models::TrainReport train_on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero,
                                    bool has_budget) {
   models::TrainOptions several = one;
-  several.setup.ranks = ranks;
-  several.setup.zero = zero;
+  several.setup.layout.ranks = ranks;
+  several.setup.layout.zero = zero;
   several.setup.micro_batches = one.setup.micro_batches / data_ranks;
   if (has_budget) several.budget_bytes = least_budget(several);
   return run_on_ranks(several);
@@ -167,9 +167,9 @@ Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero)
   models::Setup setup = setup_of(
       "gpt2", ranks, {.sequence = 16, .layers = giant.layers, .heads = giant.heads, .width = giant.width}, "adam");
   set_precision(setup, "O2");
-  setup.ranks = ranks;
-  setup.zero = zero;
-  setup.bucket_bytes = 0;
+  setup.layout.ranks = ranks;
+  setup.layout.zero = zero;
+  setup.layout.bucket_bytes = 0;
   models::TrainedParts parts(setup, on);
   const models::Batch batch = parts.model->empty_batch(1, on);
   const auto loss = [&](std::int64_t) { return parts.model->loss(batch); };
@@ -253,7 +253,7 @@ std::string run_distributed_parts(Rows& rows) {
         sizes.heads = 12, sizes.width = 96, sizes.layers = 2;
         (model == "vit-b16" ? sizes.image : sizes.sequence) = model == "vit-b16" ? 32 : 64;
         if (model == "tiny-llama") sizes.dropout = -1, sizes.key_heads = 4;
-        one.setup.tp = parts;
+        one.setup.layout.tp = parts;
         same += add_groups(rows, {{"model", model}, {"arithmetic", arithmetic.name}, {"parts", parts}}, "teams", one,
                            parts, true);
       }
@@ -270,10 +270,10 @@ std::string run_distributed_layouts(Rows& rows) {
     one.steps = 4;
     one.warmup = 0;
     setup.sizes.layers = 4, setup.sizes.width = 48, setup.sizes.heads = 4, setup.sizes.sequence = 32;
-    setup.tp = cut.tp, setup.pp = cut.pp, setup.cp = cut.cp;
-    setup.sequence_parallel = cut.cuts_sequence;
-    setup.chunks = cut.chunks;
-    if (cut.chunks > 1) setup.pipeline = "interleaved";
+    setup.layout.tp = cut.tp, setup.layout.pp = cut.pp, setup.layout.cp = cut.cp;
+    setup.layout.sequence_parallel = cut.cuts_sequence;
+    setup.layout.chunks = cut.chunks;
+    if (cut.chunks > 1) setup.layout.pipeline = "interleaved";
     same += add_groups(rows, {{"cut", cut.text()}}, "shares", one, cut.tp * cut.pp * cut.cp, false);
   }
   return same_losses(rows.experiment, same);

@@ -191,7 +191,7 @@ models::Setup setup_of(const std::string& model, std::int64_t batch, const model
   setup.model = model;
   setup.batch = batch;
   setup.sizes = sizes;
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   return setup;
 }
 
@@ -251,10 +251,10 @@ Figures training_figures(const models::TrainReport& result) {
 
 models::TrainReport run_on_ranks(const models::TrainOptions& options) {
   models::TrainReport report;
-  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
+  dist::run_ranks(options.setup.layout.ranks, [&](dist::Communicator& ranks) {
     models::TrainOptions own = options;
     own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
+    own.setup.layout.rank = ranks.rank();
     models::TrainReport of_rank = train(prepare_training(own));
     if (ranks.rank() == 0) report = std::move(of_rank);
   });
@@ -265,7 +265,7 @@ std::size_t least_budget(models::TrainOptions options) {
   std::size_t least = 0;
   options.budget_bytes = 1;
   for (const std::vector<int>& alike : models::alike_ranks(options.setup, options.device)) {
-    options.setup.rank = alike.front();
+    options.setup.layout.rank = alike.front();
     try {
       prepare_training(options);
     } catch (const nn::BudgetError& error) {

@@ -30,7 +30,7 @@ Figures kept_figures(const Rows& rows, const models::Setup& setup, const StepFor
 Figures plain_figures(const Rows& rows, const models::Setup& setup, bool is_measured) {
   Figures figures = kept_figures(rows, setup, {}, is_measured);
   std::int64_t theory = 0;
-  for (const models::LayerTheory& layer : models::make_theory(setup.model, setup.sizes, setup.dtype).layers) {
+  for (const models::LayerTheory& layer : models::make_theory(setup.model, setup.sizes, setup.precision.dtype).layers) {
     theory += models::bytes_of(layer.kept, Category::activation, setup.batch);
   }
   figures.theory = theory;

@@ -108,8 +108,8 @@ Figures length_figures(const BudgetedModel& subject, const LengthWay& way) {
   plan.device = subject.device;
   plan.setup.sizes.head = way.has_chunks ? models::Head::chunked : models::Head::full;
   plan.setup.sizes.feed_forward = way.has_tiles ? models::FeedForward::tiled : models::FeedForward::full;
-  if (way.offloads_saved) plan.setup.offload = subject.place;
-  plan.setup.offloads_parameters = plan.setup.offloads_gradients = plan.setup.offloads_optimizer = way.offloads_state;
+  if (way.offloads_saved) plan.setup.offload.to = subject.place;
+  plan.setup.offload.parameters = plan.setup.offload.gradients = plan.setup.offload.optimizer = way.offloads_state;
   models::Largest longest;
   try {
     longest = find_largest(plan, subject.budget_bytes, way.search, models::Extent::sequence);

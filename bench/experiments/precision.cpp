@@ -35,7 +35,7 @@ std::string label(const PrecisionCase& one) {
 models::TrainOptions training_of(const Rows& rows, const PrecisionCase& one) {
   const TextSizes quick, full{.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12};
   models::TrainOptions train = text_training(rows.options, "char-gpt", rows.sizes(quick, full), 40, 300);
-  train.setup.rate = 1e-3;
+  train.setup.optimizer.rate = 1e-3;
   train.min_rate = 1e-4;
   train.eval_batches = rows.sizes(16, 64);
   one.apply(train.setup);
@@ -116,7 +116,7 @@ std::vector<double> train_encoder(Rows& rows, std::int64_t batch) {
   for (const char* const policy : policies) {
     rows.add({{"model", "small BERT"}, {"sequence", sizes.sequence}, {"batch", batch}, {"precision", policy}}, [&] {
       models::TrainOptions train_options = text_training(rows.options, "bert-base", sizes, 20, 200);
-      train_options.setup.rate = 1e-3;
+      train_options.setup.optimizer.rate = 1e-3;
       train_options.eval_batches = rows.sizes(16, 64);
       set_precision(train_options.setup, policy);
       const models::PreparedTraining prepared = prepare_training(train_options);
@@ -151,10 +151,10 @@ nn::Precision PrecisionCase::precision() const {
 }
 
 void PrecisionCase::apply(models::Setup& setup) const {
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   if (!policy.empty()) return set_precision(setup, policy);
-  setup.precision.clear();
-  setup.dtype = DType::bf16;
+  setup.precision.policy.clear();
+  setup.precision.dtype = DType::bf16;
 }
 
 std::vector<PrecisionCase> precision_cases() {
@@ -383,7 +383,7 @@ models::TrainOptions trained(const Rows& rows, const std::string& file) {
   options.setup.batch = rows.sizes(16, 32);
   options.setup.sizes.width = 8;
   options.setup.sizes.image = rows.sizes(16, 32);
-  options.setup.rate = 0.02;
+  options.setup.optimizer.rate = 0.02;
   options.save_weights = file;
   const models::PreparedTraining prepared = prepare_training(options);
   rows.say("f32, " + std::to_string(options.steps) + " steps");

@@ -61,14 +61,14 @@ Booked booked_state(memory::Device device, const models::Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const PartWatch watch(device);
   const ResourceScope scope(resources.top);
-  const auto model = models::make_model(setup.model, setup.sizes, {device, setup.dtype});
+  const auto model = models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype});
   const auto optimizer = make_optimizer(setup, *model);
   return {resources.ledger->bytes(), watch.bytes(*resources.arena, 0)};
 }
 
 Figures network_figures(const Rows& rows, const models::Setup& setup) {
   constexpr std::int64_t moments = 2;
-  const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.dtype).state(moments);
+  const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.precision.dtype).state(moments);
   Figures figures = booked_figures(state.parameters + state.buffers + state.optimizer,
                                    rows.both([&](memory::Device device) { return booked_state(device, setup); }));
   const Comparison peaks = compare(rows.options.device, technique_run(setup, {}));

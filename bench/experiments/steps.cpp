@@ -11,12 +11,12 @@ namespace thimble::bench {
 namespace {
 
 std::string label(const models::Setup& setup) {
-  return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
+  return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer.name;
 }
 
 Config config_of(const models::Setup& setup) {
   Config config{{"model", setup.model}, {"batch", setup.batch}};
-  if (!setup.optimizer.empty()) config.emplace_back("optimizer", setup.optimizer);
+  if (!setup.optimizer.name.empty()) config.emplace_back("optimizer", setup.optimizer.name);
   if (setup.sizes.image > 0) config.emplace_back("image", setup.sizes.image);
   if (setup.sizes.sequence > 0) config.emplace_back("sequence", setup.sizes.sequence);
   return config;
@@ -46,7 +46,7 @@ nn::MemoryProfile add_step(Rows& rows, const models::Setup& setup) {
 
 report::Timeline timeline_of(const models::Setup& setup, const nn::MemoryProfile& profile) {
   report::Timeline line;
-  line.name = setup.model + "-" + setup.optimizer;
+  line.name = setup.model + "-" + setup.optimizer.name;
   line.title = "Two training steps of " + label(setup);
   line.caption = "Live bytes by category after every allocation and deallocation.";
   const std::vector<CategoryBytes> bytes = timeline(profile.events);
@@ -95,8 +95,8 @@ std::string run_step_peak(Rows& rows) {
   for (const models::Setup& setup : setups) {
     const nn::MemoryProfile predicted = add_step(rows, setup);
     bars.bars.push_back(report::category_bar(label(setup), report::report_bytes(predicted.peak_by_category)));
-    const bool has_own_optimizer = (setup.model == "resnet18" && setup.optimizer == "momentum") ||
-                                   (setup.model == "char-gpt" && setup.optimizer == "adamw");
+    const bool has_own_optimizer = (setup.model == "resnet18" && setup.optimizer.name == "momentum") ||
+                                   (setup.model == "char-gpt" && setup.optimizer.name == "adamw");
     if (has_own_optimizer) rows.experiment.timelines.push_back(timeline_of(setup, predicted));
   }
   rows.experiment.bars.push_back(bars);

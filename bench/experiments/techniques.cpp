@@ -79,7 +79,7 @@ class TechniqueRun final : public nn::TrainingRun {
       : technique_(technique),
         generator_(setup.seed),
         scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})) {
+        model_(models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype})) {
     const std::int64_t parts = technique.micro_batches;
     if (parts < 1 || setup.batch % parts != 0) {
       throw ValueError("technique: " + std::to_string(parts) + " micro-batches do not divide a batch of " +
@@ -258,7 +258,7 @@ Subject subject_of(const char* model, std::int64_t batch, const char* optimizer,
   models::Setup& setup = subject.setup;
   setup.model = model;
   setup.batch = batch;
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   models::ModelOptions& sizes = setup.sizes;
   subject.is_text = setup.model == "char-gpt" || setup.model == "gpt2" || setup.model == "bert-base";
   if (subject.is_text || setup.model == "vit-b16") {
@@ -488,9 +488,11 @@ std::string run_techniques(Rows& rows) {
     const models::Setup& setup = subject.setup;
     EntryPlanners planners;
     for (const Entry& entry : entries_of(subject, rows.options.is_quick)) {
-      rows.add(
-          {{"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name}},
-          [&] { return figures_of(rows, setup, entry, planners); });
+      rows.add({{"model", setup.model},
+                {"batch", setup.batch},
+                {"optimizer", setup.optimizer.name},
+                {"technique", entry.name}},
+               [&] { return figures_of(rows, setup, entry, planners); });
     }
   }
   const std::vector<report::Row>& all = rows.experiment.rows;

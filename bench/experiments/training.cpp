@@ -18,12 +18,12 @@ namespace thimble::bench {
 std::string run_training(Rows& rows) {
   models::TrainOptions text = text_training(
       rows.options, "char-gpt", {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 200, 2000);
-  text.setup.rate = 1e-3;
+  text.setup.optimizer.rate = 1e-3;
   text.min_rate = 1e-4;
   models::TrainOptions images = generated_training(rows.options, "resnet18", 200, 1000);
   images.setup.batch = 16;
   images.setup.sizes.width = 16;
-  images.setup.rate = 0.02;
+  images.setup.optimizer.rate = 0.02;
   report::Plot plot{
       "loss", "Training loss", "Smoothed over a twentieth of the run.", {"share of the run", Unit::percent}, {"loss"},
       {}};
@@ -94,9 +94,9 @@ void tile_and_chunk(models::Setup& s) { tile(s), s.sizes.head = models::Head::ch
 void set_window(models::Setup& s) { s.sizes.window = 50; }
 template <models::Build build, DType dtype>
 void build_in(models::Setup& s) {
-  s.sizes.build = build, s.dtype = dtype;
+  s.sizes.build = build, s.precision.dtype = dtype;
 }
-void adapt(models::Setup& s, const char* base) { s.lora_rank = 8, models::set_base(s, base); }
+void adapt(models::Setup& s, const char* base) { s.lora.rank = 8, models::set_base(s, base); }
 void set_policy(models::Setup& s, const char* policy) { models::set_precision(s, policy), tile(s); }
 
 constexpr Form forms[] = {{"fused, f32", build_in<models::Build::fused, DType::f32>},
@@ -113,18 +113,18 @@ constexpr Form forms[] = {{"fused, f32", build_in<models::Build::fused, DType::f
                           {"O2, tiles", [](models::Setup& s) { set_policy(s, "O2"); }},
                           {"bf16, tiles", [](models::Setup& s) { set_policy(s, "bf16"); }},
                           {"bf16-kahan, tiles", [](models::Setup& s) { set_policy(s, "bf16-kahan"); }},
-                          {"sgd", [](models::Setup& s) { s.optimizer = "sgd"; }},
-                          {"momentum", [](models::Setup& s) { s.optimizer = "momentum"; }},
-                          {"adafactor", [](models::Setup& s) { s.optimizer = "adafactor"; }},
-                          {"muon", [](models::Setup& s) { s.optimizer = "muon"; }},
-                          {"adamw8", [](models::Setup& s) { s.optimizer = "adamw8"; }},
+                          {"sgd", [](models::Setup& s) { s.optimizer.name = "sgd"; }},
+                          {"momentum", [](models::Setup& s) { s.optimizer.name = "momentum"; }},
+                          {"adafactor", [](models::Setup& s) { s.optimizer.name = "adafactor"; }},
+                          {"muon", [](models::Setup& s) { s.optimizer.name = "muon"; }},
+                          {"adamw8", [](models::Setup& s) { s.optimizer.name = "adamw8"; }},
                           {"LoRA, base f32", [](models::Setup& s) { adapt(s, "f32"); }},
                           {"LoRA, base bf16", [](models::Setup& s) { adapt(s, "bf16"); }},
                           {"LoRA, base int8", [](models::Setup& s) { adapt(s, "int8"); }},
                           {"LoRA, base nf4", [](models::Setup& s) { adapt(s, "nf4"); }},
                           {"LoRA of queries and values, base nf4, tiles, chunked head", [](models::Setup& s) {
                              adapt(s, "nf4"), tile_and_chunk(s);
-                             s.lora_targets = {"q_proj", "v_proj"};
+                             s.lora.targets = {"q_proj", "v_proj"};
                            }}};
 
 Figures train_in(const Rows& rows, const Small& small, const Form& form) {
@@ -184,17 +184,17 @@ struct EightBitCase {
 
 models::TrainOptions options_of(const ExperimentOptions& options, const EightBitCase& one) {
   models::TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
-  train.setup.optimizer = one.optimizer;
-  train.setup.state = one.state;
+  train.setup.optimizer.name = one.optimizer;
+  train.setup.optimizer.state = one.state;
   // Not the steepest rate: there two runs that differ by a rounding part ways, whatever it came from.
-  if (train.setup.optimizer.starts_with("adamw")) train.setup.rate = 1e-3;
+  if (train.setup.optimizer.name.starts_with("adamw")) train.setup.optimizer.rate = 1e-3;
   return train;
 }
 
 // Gradients of the batch after the exact run, with this plan and without.
 nn::GradientReport gradients(models::Training& trained, const models::PreparedTraining& prepared) {
   const models::Batch batch =
-      prepared.data->batch(prepared.options.steps, prepared.options.device, prepared.options.setup.dtype);
+      prepared.data->batch(prepared.options.steps, prepared.options.device, prepared.options.setup.precision.dtype);
   return nn::compare_gradients(trained.optimizer().parameters(),
                                [&](std::int64_t) { return trained.model().loss(batch); }, {},
                                {.plan = prepared.plan.tape});

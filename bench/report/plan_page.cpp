@@ -350,8 +350,8 @@ namespace {
 
 std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   // The textbooks have one dtype, and attention to all tokens.
-  if (!setup.precision.empty() || setup.sizes.window > 0) return std::nullopt;
-  const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
+  if (!setup.precision.policy.empty() || setup.sizes.window > 0) return std::nullopt;
+  const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.precision.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
   if (!models::is_elementwise(optimizer) || optimizer_state(setup, is_text) != DType::f32)
     return {};  // not in the textbooks
@@ -360,7 +360,7 @@ std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   textbook.build = models::Build::textbook;
   textbook.head = models::Head::full;
   textbook.feed_forward = models::FeedForward::full;
-  return models::make_theory(setup.model, textbook, setup.dtype).held_bytes(moments, setup.batch);
+  return models::make_theory(setup.model, textbook, setup.precision.dtype).held_bytes(moments, setup.batch);
 }
 
 }  // namespace

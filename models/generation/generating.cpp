@@ -161,7 +161,7 @@ TokenText text_of(const GenerateOptions& options, const WeightFacts& facts) {
 std::unique_ptr<Decoder> make_decoder(const GenerationShape& shape, memory::Device device) {
   const nn::TensorOptions on = tensor_options(shape.setup, device);
   if (on.fp8) {
-    throw ValueError("`precision`: " + shape.setup.precision +
+    throw ValueError("`precision`: " + shape.setup.precision.policy +
                      "; its scales are those of training; expected a policy without FP8");
   }
   std::unique_ptr<Model> model = make_model(shape.setup.model, shape.setup.sizes, on);

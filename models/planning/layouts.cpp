@@ -78,14 +78,14 @@ std::string to_string(const Layout& layout) {
 
 Setup setup_of(const Setup& setup, const Layout& layout, int rank) {
   Setup own = setup;
-  own.ranks = layout.dp * layout.tp * layout.pp;
-  own.rank = rank;
-  own.tp = layout.tp, own.pp = layout.pp, own.zero = layout.zero;
-  own.sequence_parallel = layout.cuts_sequence;
+  own.layout.ranks = layout.dp * layout.tp * layout.pp;
+  own.layout.rank = rank;
+  own.layout.tp = layout.tp, own.layout.pp = layout.pp, own.layout.zero = layout.zero;
+  own.layout.sequence_parallel = layout.cuts_sequence;
   own.micro_batches = layout.micro_batches;
   own.recomputes_blocks = layout.recomputes_blocks;
-  own.bucket_bytes = layout.bucket_bytes;
-  own.read_ahead = layout.read_ahead;
+  own.layout.bucket_bytes = layout.bucket_bytes;
+  own.offload.read_ahead = layout.read_ahead;
   return own;
 }
 
@@ -148,7 +148,7 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
   }
   PlannedRuns runs(setup, options.device, options.data);
   const auto run = [&](int rank) {
-    setup.rank = rank;
+    setup.layout.rank = rank;
     const nn::MakeRun make = is_proof ? runs.of(setup) : zero_batch_run(setup);
     nn::MemoryProfile profile = nn::profile_training(dry(options.device), make);
     judged.peak_bytes = std::max(judged.peak_bytes, profile.peak_bytes);
@@ -156,8 +156,9 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
     return profile;
   };
   if (!is_proof) {
-    const int of_stage = setup.ranks / setup.pp;  // first stage, second, which needs most of the others, last
-    for (const int rank : {0, setup.pp > 2 ? of_stage : 0, setup.ranks - of_stage}) {
+    const int of_stage =
+        setup.layout.ranks / setup.layout.pp;  // first stage, second, which needs most of the others, last
+    for (const int rank : {0, setup.layout.pp > 2 ? of_stage : 0, setup.layout.ranks - of_stage}) {
       if (rank > 0 || judged.peak_bytes == 0) run(rank);
       if (!judged.fits) break;
     }
@@ -185,11 +186,11 @@ LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const
   };
   const auto start = now();
   if (cluster.memory_bytes == 0) throw ValueError("layouts: no memory; the bytes of a rank are needed");
-  if (options.setup.cp != 1) {
-    throw ValueError("layouts: `cp` " + std::to_string(options.setup.cp) + "; expected 1, as no other is tried");
+  if (options.setup.layout.cp != 1) {
+    throw ValueError("layouts: `cp` " + std::to_string(options.setup.layout.cp) + "; expected 1, as no other is tried");
   }
-  if (options.setup.pipeline != "1f1b") {
-    throw ValueError("layouts: `pipeline` " + options.setup.pipeline + "; expected 1f1b, as no other is tried");
+  if (options.setup.layout.pipeline != "1f1b") {
+    throw ValueError("layouts: `pipeline` " + options.setup.layout.pipeline + "; expected 1f1b, as no other is tried");
   }
   if (fixed.bucket_bytes == std::size_t{0}) {
     throw ValueError("layouts: `bucket_bytes` 0, buckets whose number is not counted; expected at least 1");
@@ -349,10 +350,10 @@ struct LayoutTimes::Known {
 
   Setup plain(int tp, bool cuts_sequence, int pp, std::int64_t samples) const {
     Setup s = setup;
-    s.tp = tp, s.pp = pp, s.ranks = tp * pp, s.rank = 0;
-    s.zero = 0, s.micro_batches = 1, s.batch = samples;
+    s.layout.tp = tp, s.layout.pp = pp, s.layout.ranks = tp * pp, s.layout.rank = 0;
+    s.layout.zero = 0, s.micro_batches = 1, s.batch = samples;
     s.recomputes_blocks = false;
-    s.sequence_parallel = cuts_sequence;
+    s.layout.sequence_parallel = cuts_sequence;
     return s;
   }
   template <class PieceOf>
@@ -370,7 +371,7 @@ void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
   std::vector<char> seen(graph.storages.size(), 0);
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
-    layout_times_detail::add_node(graph, n, times[n], s.tp, seen,
+    layout_times_detail::add_node(graph, n, times[n], s.layout.tp, seen,
                                   piece_of(std::string(path_name(graph.nodes[n].path)), true));
   }
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
@@ -410,7 +411,7 @@ const std::vector<Piece>& LayoutTimes::Known::stages(int pp, std::int64_t sample
   if (!is_new) return found->second;
   for (int stage = 0; stage < pp; ++stage) {
     Setup s = plain(1, false, pp, samples);
-    s.rank = stage;
+    s.layout.rank = stage;
     Piece& piece = found->second.emplace_back();
     record(s, [&](const std::string&, bool) -> Piece& { return piece; });
   }

@@ -89,7 +89,7 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
     data_->set_share(share_of(setup));
     data_->open(model->options(), setup.batch, setup.seed);
     batches = data_->validation_batches();
-    last_samples = data_->validation_batch(batches - 1, on, setup.dtype).target.size(0);
+    last_samples = data_->validation_batch(batches - 1, on, setup.precision.dtype).target.size(0);
   }
   const auto prepared = std::make_shared<PreparedTraining>();
   prepared->options.setup = setup;
@@ -135,12 +135,12 @@ void check_inference(const PlanOptions& options) {
   if (s.sizes.feed_forward == FeedForward::tiled) {
     throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; expected full");
   }
-  if (!s.precision.empty() && s.precision != "O0") {
-    throw ValueError("`is_int8`: not with `precision` " + s.precision +
+  if (!s.precision.policy.empty() && s.precision.policy != "O0") {
+    throw ValueError("`is_int8`: not with `precision` " + s.precision.policy +
                      ", because the codes are made of a net in f32; expected O0, or no `precision`");
   }
-  if (s.dtype != DType::f32) {
-    throw ValueError("`is_int8`: not with `dtype` " + std::string(to_string(s.dtype)) +
+  if (s.precision.dtype != DType::f32) {
+    throw ValueError("`is_int8`: not with `dtype` " + std::string(to_string(s.precision.dtype)) +
                      ", because the codes are made of a net in f32; expected f32");
   }
 }
@@ -342,7 +342,7 @@ PlanReport make_plan(const PlanOptions& given) {
     report.cost_model = costs.source;
     plan_training_step(options, runs, costs, report);
   }
-  if (options.device == cpu && options.setup.ranks == 1 && report.outside.total() == 0) {
+  if (options.device == cpu && options.setup.layout.ranks == 1 && report.outside.total() == 0) {
     base.writable_bytes += runs.data_bytes();
     const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
     report.outside = outside_of(options, base, nodes, runs.data_bytes(), event_count(report.plan.placement));
@@ -374,21 +374,21 @@ std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataPa
 }  // namespace
 
 std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
-  if (setup.ranks == 1) return {{0}};
+  if (setup.layout.ranks == 1) return {{0}};
   const memory::Device on = dry(device);
-  const int teams = data_ranks(setup), of_stage = setup.ranks / setup.pp;
+  const int teams = data_ranks(setup), of_stage = setup.layout.ranks / setup.layout.pp;
   std::vector<std::vector<int>> groups;
-  for (int begin = 0; begin < setup.ranks; begin += of_stage) {
+  for (int begin = 0; begin < setup.layout.ranks; begin += of_stage) {
     std::vector<int> members(
         static_cast<std::size_t>(team_size(setup)));  // ranks of a tensor-parallel group, not yet listed
     std::iota(members.begin(), members.end(), 0);
     while (!members.empty()) {  // all with equal shards of the vocabulary at once
       const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
       const ResourceScope scope(stack.top);
-      setup.rank = begin + members.front();
+      setup.layout.rank = begin + members.front();
       const TrainedParts parts(setup, on);
       const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
-        return dist::part_begin(all, setup.tp, member + 1) - dist::part_begin(all, setup.tp, member);
+        return dist::part_begin(all, setup.layout.tp, member + 1) - dist::part_begin(all, setup.layout.tp, member);
       };
       const auto alike = std::stable_partition(members.begin(), members.end(),
                                                [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
@@ -412,7 +412,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     const char* const option = options.finds_batch      ? "`finds_batch`"
                                : options.finds_sequence ? "`finds_sequence`"
                                                         : "`is_inference`";
-    throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
+    throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.layout.ranks) +
                      "; expected one rank");
   }
   check_techniques(options.setup, is_text(options.setup));
@@ -422,7 +422,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
     for (RankPlan& plan : plans) {  // without a search
-      of_rank.setup.rank = plan.ranks.front();
+      of_rank.setup.layout.rank = plan.ranks.front();
       const nn::MemoryProfile profile =
           nn::profile_placed(options.device, runs.of(of_rank.setup), of_rank.setup.micro_batches).profile;
       plan.report.plan.peak_bytes = profile.peak_bytes;
@@ -433,7 +433,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     }
   } else {
     for (RankPlan& plan : plans) {
-      of_rank.setup.rank = plan.ranks.front();
+      of_rank.setup.layout.rank = plan.ranks.front();
       plan.report = make_plan(of_rank);
     }
   }
@@ -442,7 +442,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   };
   const auto most = std::max_element(plans.begin(), plans.end(), needs_less);
   if (!most->report.planner) {
-    of_rank.setup.rank = most->ranks.front();
+    of_rank.setup.layout.rank = most->ranks.front();
     most->report = make_plan(of_rank);
   }
   std::rotate(plans.begin(), most, most + 1);

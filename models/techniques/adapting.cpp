@@ -14,10 +14,10 @@ namespace {
 
 nn::LoraOptions lora_options(const Setup& setup) {
   nn::LoraOptions options;
-  options.rank = setup.lora_rank;
-  options.alpha = setup.lora_alpha.value_or(static_cast<double>(setup.lora_rank));
-  options.dropout = setup.lora_dropout;
-  options.targets = setup.lora_targets;
+  options.rank = setup.lora.rank;
+  options.alpha = setup.lora.alpha.value_or(static_cast<double>(setup.lora.rank));
+  options.dropout = setup.lora.dropout;
+  options.targets = setup.lora.targets;
   return options;
 }
 
@@ -40,15 +40,15 @@ void set_base(Setup& setup, const std::string& name) {
   if (name != "f32" && name != "bf16" && name != "int8" && name != "nf4") {
     throw ValueError("`base`: '" + name + "' is not one of f32, bf16, int8, nf4");
   }
-  setup.base = name;
-  setup.dtype = name == "f32" ? DType::f32 : DType::bf16;
+  setup.lora.base = name;
+  setup.precision.dtype = name == "f32" ? DType::f32 : DType::bf16;
 }
 
 void set_adapters(Setup& setup, const std::string& folder) {
-  const char* const option = setup.lora_rank != 0          ? "`lora_rank`"
-                             : setup.lora_alpha            ? "`lora_alpha`"
-                             : setup.lora_dropout != 0     ? "`lora_dropout`"
-                             : !setup.lora_targets.empty() ? "`lora_targets`"
+  const char* const option = setup.lora.rank != 0          ? "`lora_rank`"
+                             : setup.lora.alpha            ? "`lora_alpha`"
+                             : setup.lora.dropout != 0     ? "`lora_dropout`"
+                             : !setup.lora.targets.empty() ? "`lora_targets`"
                                                            : nullptr;
   if (option != nullptr) {
     throw ValueError(std::string("`adapters`: not with ") + option + ", which '" + folder +
@@ -57,26 +57,26 @@ void set_adapters(Setup& setup, const std::string& folder) {
   nn::AdapterFiles files;
   files.prefix = gpt_layers_prefix;
   const nn::AdapterFolder found = nn::read_adapter_folder(folder, files);
-  setup.adapters = folder;
-  setup.lora_rank = found.options.rank;
-  setup.lora_alpha = found.options.alpha;
-  setup.lora_dropout = found.options.dropout;
-  setup.lora_targets = found.layers;
+  setup.lora.adapters = folder;
+  setup.lora.rank = found.options.rank;
+  setup.lora.alpha = found.options.alpha;
+  setup.lora.dropout = found.options.dropout;
+  setup.lora.targets = found.layers;
 }
 
 std::optional<WeightCode> base_code(const Setup& setup) {
-  if (setup.base == "int8") return WeightCode::int8;
-  if (setup.base == "nf4") return WeightCode::nf4;
+  if (setup.lora.base == "int8") return WeightCode::int8;
+  if (setup.lora.base == "nf4") return WeightCode::nf4;
   return std::nullopt;
 }
 
 void check_weights(const Setup& setup) {
-  if (setup.weights.empty() && setup.adapters.empty()) return;
+  if (setup.weights.empty() && setup.lora.adapters.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
   if (!setup.weights.empty()) nn::load_weights(*model, setup.weights);
-  if (setup.adapters.empty()) return;
+  if (setup.lora.adapters.empty()) return;
   nn::add_lora(*model, lora_options(setup));
-  nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
+  nn::load_adapters(*model, setup.lora.adapters, adapter_files(setup, *model));
 }
 
 void check_tokens(const WeightFacts& facts, const Dataset& data) {
@@ -97,12 +97,12 @@ void begin_fine_tuning(const Setup& setup, Model& model, memory::Device device) 
       nn::load_weights(model, setup.weights);
     }
   }
-  if (setup.lora_rank > 0) nn::add_lora(model, lora_options(setup));
-  if (setup.adapters.empty()) return;
+  if (setup.lora.rank > 0) nn::add_lora(model, lora_options(setup));
+  if (setup.lora.adapters.empty()) return;
   if (device.is_dry) {
     visit_adapters(model);
   } else {
-    nn::load_adapters(model, setup.adapters, adapter_files(setup, model));
+    nn::load_adapters(model, setup.lora.adapters, adapter_files(setup, model));
   }
 }
 
@@ -115,18 +115,18 @@ nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
 }
 
 std::string adapting_text(const Setup& setup) {
-  if (setup.lora_rank == 0) return {};
+  if (setup.lora.rank == 0) return {};
   const nn::LoraOptions options = lora_options(setup);
-  if (!setup.adapters.empty()) {
+  if (!setup.lora.adapters.empty()) {
     return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +
-           std::to_string(options.targets.size()) + " layers, from " + setup.adapters +
-           (setup.base.empty() ? "" : "; base " + setup.base);
+           std::to_string(options.targets.size()) + " layers, from " + setup.lora.adapters +
+           (setup.lora.base.empty() ? "" : "; base " + setup.lora.base);
   }
   std::string targets;
   for (const std::string& t : options.targets) targets += (targets.empty() ? "" : ", ") + t;
   return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +
          (targets.empty() ? "all linear layers in blocks" : targets) +
-         (setup.base.empty() ? "" : "; base " + setup.base);
+         (setup.lora.base.empty() ? "" : "; base " + setup.lora.base);
 }
 
 }  // namespace thimble::models

@@ -41,7 +41,7 @@ std::vector<Variant> counts(const LeverFacts& facts) {
 std::vector<Variant> fused(const LeverFacts& facts) {
   const bool is_clipped = clip_norm(facts.setup, facts.model.is_text()) > 0;
   Variant on{"on", is_clipped ? "gradients are not clipped" : ""};
-  if (facts.setup.clip_norm > 0) on.besides = "clip_norm";
+  if (facts.setup.optimizer.clip_norm > 0) on.besides = "clip_norm";
   return {on};
 }
 
@@ -62,10 +62,10 @@ std::span<const Technique> of_gradients() {
        .excludes = {{"offloads_gradients", why},
                     {"ranks", why},
                     {"pp", "stages that share a table sum its gradients after backward"},
-                    {"clip_norm", why, [](const Setup& s) { return s.fuses_optimizer && s.clip_norm > 0; }},
+                    {"clip_norm", why, [](const Setup& s) { return s.fuses_optimizer && s.optimizer.clip_norm > 0; }},
                     {"micro_batches", why},
-                    {"loss_scale", why, [](const Setup& s) { return s.loss_scale && is_scale_dynamic(s); }},
-                    {"precision", why, [](const Setup& s) { return !s.loss_scale && is_scale_dynamic(s); }}},
+                    {"loss_scale", why, [](const Setup& s) { return s.precision.loss_scale && is_scale_dynamic(s); }},
+                    {"precision", why, [](const Setup& s) { return !s.precision.loss_scale && is_scale_dynamic(s); }}},
        .identity = {OnRanks::alike},
        .variants = fused,
        .words = [](const Setup&) -> std::string { return ", optimizer fused into backward"; },
@@ -78,7 +78,7 @@ std::span<const Technique> of_gradients() {
        .example = {"2"},
        .check = check_count,
        .excludes = {{"ranks", "only one rank can choose",
-                     [](const Setup& s) { return s.ranks > 1 && s.micro_batches == auto_micro_batches; }}},
+                     [](const Setup& s) { return s.layout.ranks > 1 && s.micro_batches == auto_micro_batches; }}},
        .identity = {OnRanks::each, OnResume::told, "micro_batches",
                     [](const Setup& s, const Model&) -> std::optional<Saved> {
                       return Saved{std::to_string(data_ranks(s) * s.micro_batches), ""};
@@ -88,8 +88,9 @@ std::span<const Technique> of_gradients() {
       {.flag = {"clip_norm",
                 "--clip X",
                 "Largest norm of the gradient; 0: no clipping (1 for text, else 0)",
-                {fields::real<&Setup::clip_norm>.set,
-                 [](const Setup& s) { return s.clip_norm >= 0 ? format_real(s.clip_norm) : std::string(); }},
+                {fields::real<&OptimizerSetup::clip_norm>.set,
+                 [](const Setup&
+                        s) { return s.optimizer.clip_norm >= 0 ? format_real(s.optimizer.clip_norm) : std::string(); }},
                 "training"},
        .example = {"0.25"},
        .identity = {OnRanks::free, OnResume::told, "clip",

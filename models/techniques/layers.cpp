@@ -25,7 +25,7 @@ void check_head(const Setup& setup, bool is_text) {
 
 std::vector<Variant> tiles(const LeverFacts& facts) {
   const ModelOptions& sizes = facts.model.options();
-  const bool can_tile = facts.setup.sizes.build != Build::textbook && sizes.heads > 0 && facts.setup.lora_rank == 0 &&
+  const bool can_tile = facts.setup.sizes.build != Build::textbook && sizes.heads > 0 && facts.setup.lora.rank == 0 &&
                         !fp8_layers(facts.setup, dry(cpu)) && !(sizes.image > 0 && sizes.dropout > 0);
   return can_tile ? std::vector<Variant>{{"tiled"}} : std::vector<Variant>{};
 }

@@ -42,13 +42,13 @@ std::vector<std::string> outer_matrices(const Model& model, const std::vector<op
 }  // namespace
 
 std::string optimizer_name(const Setup& setup, bool is_text) {
-  if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
+  if (setup.optimizer.name.empty()) return is_text ? "adamw" : "momentum";
   std::string list;
   for (const char* name : names) {
-    if (setup.optimizer == name) return setup.optimizer;
+    if (setup.optimizer.name == name) return setup.optimizer.name;
     list += (list.empty() ? "" : ", ") + std::string(name);
   }
-  throw ValueError("`optimizer`: '" + setup.optimizer + "' is not one of " + list);
+  throw ValueError("`optimizer`: '" + setup.optimizer.name + "' is not one of " + list);
 }
 
 bool is_elementwise(const std::string& optimizer) {
@@ -57,20 +57,22 @@ bool is_elementwise(const std::string& optimizer) {
 
 DType optimizer_state(const Setup& setup, bool is_text) {
   const std::string name = optimizer_name(setup, is_text);
-  const std::string begin = "`state` " + std::string(to_string(setup.state)) + ": ";
+  const std::string begin = "`state` " + std::string(to_string(setup.optimizer.state)) + ": ";
   const bool is_narrow = name.back() == '8';
-  if (setup.state != DType::f32 && setup.state != DType::bf16 && setup.state != DType::u8) {
+  if (setup.optimizer.state != DType::f32 && setup.optimizer.state != DType::bf16 &&
+      setup.optimizer.state != DType::u8) {
     throw ValueError(begin + "expected f32, bf16 or u8");
   }
-  if (setup.state != DType::f32 && (name == "sgd" || !is_elementwise(name))) {
+  if (setup.optimizer.state != DType::f32 && (name == "sgd" || !is_elementwise(name))) {
     throw ValueError(begin + "`optimizer` " + name + " has no moments to keep so; expected momentum, adam or adamw");
   }
-  if (is_narrow && setup.state == DType::bf16) {
+  if (is_narrow && setup.optimizer.state == DType::bf16) {
     throw ValueError(begin + name + " keeps its state in u8; expected " + name.substr(0, name.size() - 1));
   }
-  const DType state = is_narrow ? DType::u8 : setup.state;
-  if (state == DType::f32 && !setup.full_state.empty()) {
-    throw ValueError("`full_state` " + setup.full_state.front() + ": all state is f32; expected `state` bf16 or u8");
+  const DType state = is_narrow ? DType::u8 : setup.optimizer.state;
+  if (state == DType::f32 && !setup.optimizer.full_state.empty()) {
+    throw ValueError("`full_state` " + setup.optimizer.full_state.front() +
+                     ": all state is f32; expected `state` bf16 or u8");
   }
   return state;
 }
@@ -100,12 +102,12 @@ OptimizerNumbers optimizer_numbers(const Setup& setup) {
     const bool is_adamw = !name.starts_with("adam") || name.starts_with("adamw") || name == "adam-mini";
     numbers.beta2 = is_adamw ? 0.99 : optim::AdamOptions{}.beta2;
     numbers.weight_decay = is_adamw ? 0.1 : 0;
-    if (setup.beta2 >= 0) numbers.beta2 = setup.beta2;
+    if (setup.optimizer.beta2 >= 0) numbers.beta2 = setup.optimizer.beta2;
   } else {
     numbers.rate = name == "sgd" ? 0.1 : momentum_rate(setup.model);
   }
-  if (setup.rate >= 0) numbers.rate = setup.rate;
-  if (setup.weight_decay >= 0) numbers.weight_decay = setup.weight_decay;
+  if (setup.optimizer.rate >= 0) numbers.rate = setup.optimizer.rate;
+  if (setup.optimizer.weight_decay >= 0) numbers.weight_decay = setup.optimizer.weight_decay;
   return numbers;
 }
 
@@ -116,17 +118,18 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model,
                                                  std::vector<optim::Named> parameters) {
   const std::string name = optimizer_name(setup, model.is_text());
-  if (setup.optimizer_rank != 0 && name != "galore") {
-    throw ValueError("`optimizer_rank` " + std::to_string(setup.optimizer_rank) + ": " + name +
+  if (setup.optimizer.rank != 0 && name != "galore") {
+    throw ValueError("`optimizer_rank` " + std::to_string(setup.optimizer.rank) + ": " + name +
                      " has no rank; it belongs to galore");
   }
   const OptimizerNumbers numbers = optimizer_numbers(setup);
-  const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
-  const bool has_beta2 = setup.beta2 >= 0;
+  const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()),
+                                    .full = setup.optimizer.full_state};
+  const bool has_beta2 = setup.optimizer.beta2 >= 0;
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
-  if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
+  if (!setup.precision.policy.empty()) narrow = nn::precision(setup.precision.policy).update;
   std::shared_ptr<Tier> tier;
-  if (setup.offloads_optimizer) {
+  if (setup.offload.optimizer) {
     tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
   }
   if (name == "adafactor") {
@@ -162,7 +165,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
     }
     if (name == "galore") {
       optim::GaloreOptions options{.matrix = std::move(matrix)};
-      if (setup.optimizer_rank > 0) options.rank = setup.optimizer_rank;
+      if (setup.optimizer.rank > 0) options.rank = setup.optimizer.rank;
       return std::make_unique<optim::Galore>(std::move(parameters), std::move(options));
     }
     return std::make_unique<optim::ApolloMini>(std::move(parameters),
@@ -199,10 +202,10 @@ const Technique optimizer_techniques[] = {
               "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini, momentum8, adam8, adamw8 "
               "(text: adamw, images: momentum)",
               {[](Setup& s, const std::string&, const std::string& text) {
-                 s.optimizer = text;
+                 s.optimizer.name = text;
                  optimizer_name(s, false);
                },
-               fields::value_of<&Setup::optimizer>},
+               fields::value_of<&OptimizerSetup::name>},
               "everyday"},
      .example = {"adafactor"},
      .identity = {OnRanks::alike, OnResume::free, "",
@@ -214,22 +217,22 @@ const Technique optimizer_techniques[] = {
           "fellows",
           "another optimizer"}},
     {.flag = {"optimizer_rank", "--optimizer-rank N", "GaLore: rank of the projection (128)",
-              fields::number<&Setup::optimizer_rank, 1, 1 << 20>},
+              fields::number<&OptimizerSetup::rank, 1, 1 << 20>},
      .detail_of = "optimizer",
      .identity = {OnRanks::alike}},
     {.flag = {"state",
               "--state D",
               "Dtype of the moments of momentum, adam and adamw: f32, bf16, u8 (f32)",
               {[](Setup& s, const std::string& name, const std::string& text) {
-                 s.state = parse_dtype_of(name, text, "f32, bf16, u8");
+                 s.optimizer.state = parse_dtype_of(name, text, "f32, bf16, u8");
                },
-               fields::value_of<&Setup::state>}},
+               fields::value_of<&OptimizerSetup::state>}},
      .example = {"bf16"},
      .identity = {OnRanks::alike},
      .document = {"the optimizer's state in bf16 or 8 bits ([fewer bits](eight-bits.md))", "updates are rounded"}},
     {.flag = {"full_state", "--full-state NAME,",
               "Parameters whose state stays f32 with a narrower --state, by name or prefix (no parameter)",
-              fields::list<&Setup::full_state>},
+              fields::list<&OptimizerSetup::full_state>},
      .detail_of = "state",
      .identity = {OnRanks::alike}}};
 

@@ -9,7 +9,7 @@ namespace thimble::models {
 namespace {
 
 std::optional<nn::Fp8Recipe> recipe_of_policy(const Setup& setup) {
-  return setup.precision.empty() ? std::nullopt : nn::precision(setup.precision).fp8;
+  return setup.precision.policy.empty() ? std::nullopt : nn::precision(setup.precision.policy).fp8;
 }
 
 std::int64_t within(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
@@ -20,23 +20,24 @@ std::int64_t within(const char* option, std::int64_t value, std::int64_t low, st
 
 /// The policy's recipe with the setup's changes.
 nn::Fp8Recipe changed(nn::Fp8Recipe recipe, const Setup& setup) {
-  const std::string policy = "`precision` " + setup.precision;
-  if (setup.fp8_history) {
+  const std::string policy = "`precision` " + setup.precision.policy;
+  if (setup.precision.fp8_history) {
     if (recipe.kind != Fp8Scaling::delayed) {
-      throw ValueError("`fp8_history`: " + std::to_string(*setup.fp8_history) + " is for delayed scaling, not for " +
-                       policy + ", whose scales look back on no step; expected `precision` fp8");
+      throw ValueError("`fp8_history`: " + std::to_string(*setup.precision.fp8_history) +
+                       " is for delayed scaling, not for " + policy +
+                       ", whose scales look back on no step; expected `precision` fp8");
     }
-    recipe.history = static_cast<int>(within("`fp8_history`", *setup.fp8_history, 1, fp8_history_max));
+    recipe.history = static_cast<int>(within("`fp8_history`", *setup.precision.fp8_history, 1, fp8_history_max));
   }
-  if (setup.fp8_margin) {
-    if (recipe.kind == Fp8Scaling::block && *setup.fp8_margin != 0) {
-      throw ValueError("`fp8_margin`: " + std::to_string(*setup.fp8_margin) + " is not for the blocks of " + policy +
-                       "; expected 0, or `precision` fp8 or fp8-current");
+  if (setup.precision.fp8_margin) {
+    if (recipe.kind == Fp8Scaling::block && *setup.precision.fp8_margin != 0) {
+      throw ValueError("`fp8_margin`: " + std::to_string(*setup.precision.fp8_margin) + " is not for the blocks of " +
+                       policy + "; expected 0, or `precision` fp8 or fp8-current");
     }
-    recipe.margin = static_cast<int>(within("`fp8_margin`", *setup.fp8_margin, 0, fp8_margin_max));
+    recipe.margin = static_cast<int>(within("`fp8_margin`", *setup.precision.fp8_margin, 0, fp8_margin_max));
   }
-  if (setup.fp8_hybrid) recipe.hybrid = *setup.fp8_hybrid;
-  recipe.strict = setup.fp8_strict;
+  if (setup.precision.fp8_hybrid) recipe.hybrid = *setup.precision.fp8_hybrid;
+  recipe.strict = setup.precision.fp8_strict;
   return recipe;
 }
 
@@ -65,7 +66,7 @@ std::string interval_text(const Scaling& scaling) {
 }
 
 Scaling of_policy(const Setup& setup) {
-  if (setup.precision.empty() || !nn::precision(setup.precision).scales_loss) return std::nullopt;
+  if (setup.precision.policy.empty() || !nn::precision(setup.precision.policy).scales_loss) return std::nullopt;
   return optim::GradScalerOptions{};
 }
 
@@ -75,7 +76,7 @@ void set_scale(Setup& setup, const std::string& name, const std::string& text) {
     options.scale = parse_number(name, text, options.least, options.most, " or dynamic");
     options.is_dynamic = false;
   }
-  setup.loss_scale = options;
+  setup.precision.loss_scale = options;
 }
 
 std::optional<Saved> saved_scale(const Setup& setup, const Model&) {
@@ -106,9 +107,9 @@ std::span<const Technique> of_precision() {
                 "--dtype D",
                 "Dtype of parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)",
                 {[](Setup& s, const std::string& name, const std::string& text) {
-                   s.dtype = parse_dtype_of(name, text, "f64, f32, f16, bf16, f8e4m3, f8e5m2");
+                   s.precision.dtype = parse_dtype_of(name, text, "f64, f32, f16, bf16, f8e4m3, f8e5m2");
                  },
-                 fields::value_of<&Setup::dtype>},
+                 fields::value_of<&PrecisionSetup::dtype>},
                 "",
                 FlagSet::dtypes},
        .example = {"bf16"},
@@ -117,7 +118,7 @@ std::span<const Technique> of_precision() {
       {.flag = {"precision",
                 "--precision P",
                 help,
-                {set_policy, fields::value_of<&Setup::precision>},
+                {set_policy, fields::value_of<&PrecisionSetup::policy>},
                 "everyday",
                 FlagSet::dtypes},
        .example = {"O2"},
@@ -126,54 +127,55 @@ std::span<const Technique> of_precision() {
        .document = {"16-bit parameters and activations, 8-bit inputs of linear layers ([precision](precision.md))",
                     "those of the policy, whatever is switched on besides"}},
       of_fp8({"fp8_strict", "--fp8-strict", "FP8: refuse layers that fall back to a higher precision",
-              fields::toggle<&Setup::fp8_strict>},
+              fields::toggle<&PrecisionSetup::fp8_strict>},
              {}),
       of_fp8({"fp8_history", "--fp8-history N", "With --precision fp8: steps of amax history per scale (16)",
-              fields::number<&Setup::fp8_history, 1, 1024>},
+              fields::number<&PrecisionSetup::fp8_history, 1, 1024>},
              {OnRanks::free, OnResume::same, "fp8_history", saved_recipe<&Recipe::history>}),
       of_fp8({"fp8_margin", "--fp8-margin N",
               "With --precision fp8 or fp8-current: scales are 2^N larger than amax needs (0)",
-              fields::number<&Setup::fp8_margin, 0, 16>},
+              fields::number<&PrecisionSetup::fp8_margin, 0, 16>},
              {OnRanks::free, OnResume::same, "fp8_margin", saved_recipe<&Recipe::margin>}),
       of_fp8({"fp8_hybrid", "--fp8-hybrid S", "FP8: gradients in E5M2 (on) or E4M3 (off) (on; fp8-block: off)",
-              fields::toggle<&Setup::fp8_hybrid>},
+              fields::toggle<&PrecisionSetup::fp8_hybrid>},
              {OnRanks::free, OnResume::same, "fp8_hybrid", saved_recipe<&Recipe::hybrid>}),
       {.flag = {"loss_scale",
                 "--loss-scale dynamic|X",
                 "dynamic, or a fixed scale from 1 to 2^24 (dynamic for O1 and O2, else none)",
-                {set_scale, [](const Setup& s) { return scale_text(s.loss_scale); }}},
+                {set_scale, [](const Setup& s) { return scale_text(s.precision.loss_scale); }}},
        .example = {"dynamic"},
        .identity = {OnRanks::free, OnResume::same, "loss_scale", saved_scale}},
       {.flag = {"loss_scale_interval", "--loss-scale-interval N",
                 "Finite steps in a row after which a dynamic scale doubles (2000)",
-                fields::number<&Setup::loss_scale_interval, 1, std::numeric_limits<std::int32_t>::max()>},
+                fields::number<&PrecisionSetup::loss_scale_interval, 1, std::numeric_limits<std::int32_t>::max()>},
        .detail_of = "loss_scale",
        .identity = {OnRanks::free, OnResume::same, "loss_scale_interval", saved_interval}}};
   return list;
 }
 
 void set_precision(Setup& setup, const std::string& name) {
-  setup.dtype = nn::precision(name).parameters;
-  setup.precision = name;
+  setup.precision.dtype = nn::precision(name).parameters;
+  setup.precision.policy = name;
 }
 
 nn::TensorOptions tensor_options(const Setup& setup, memory::Device device) {
-  const char* const option = setup.fp8_strict    ? "`fp8_strict`"
-                             : setup.fp8_history ? "`fp8_history`"
-                             : setup.fp8_margin  ? "`fp8_margin`"
-                             : setup.fp8_hybrid  ? "`fp8_hybrid`"
-                                                 : nullptr;
+  const char* const option = setup.precision.fp8_strict    ? "`fp8_strict`"
+                             : setup.precision.fp8_history ? "`fp8_history`"
+                             : setup.precision.fp8_margin  ? "`fp8_margin`"
+                             : setup.precision.fp8_hybrid  ? "`fp8_hybrid`"
+                                                           : nullptr;
   if (option != nullptr && !recipe_of_policy(setup)) {
-    throw ValueError(std::string(option) + ": there is no FP8 " +
-                     (setup.precision.empty() ? "without `precision`" : "under `precision` " + setup.precision) +
-                     "; expected fp8, fp8-current or fp8-block");
+    throw ValueError(
+        std::string(option) + ": there is no FP8 " +
+        (setup.precision.policy.empty() ? "without `precision`" : "under `precision` " + setup.precision.policy) +
+        "; expected fp8, fp8-current or fp8-block");
   }
-  if (setup.precision.empty()) return {device, setup.dtype};
-  const nn::Precision& policy = nn::precision(setup.precision);
-  if (policy.parameters != setup.dtype) {
-    const std::string dtype(to_string(setup.dtype));
-    throw ValueError((setup.base.empty() ? "`dtype`: " + dtype : "`base`: " + setup.base + " of " + dtype) +
-                     " contradicts `precision` " + setup.precision + ", whose parameters are " +
+  if (setup.precision.policy.empty()) return {device, setup.precision.dtype};
+  const nn::Precision& policy = nn::precision(setup.precision.policy);
+  if (policy.parameters != setup.precision.dtype) {
+    const std::string dtype(to_string(setup.precision.dtype));
+    throw ValueError((setup.lora.base.empty() ? "`dtype`: " + dtype : "`base`: " + setup.lora.base + " of " + dtype) +
+                     " contradicts `precision` " + setup.precision.policy + ", whose parameters are " +
                      std::string(to_string(policy.parameters)) + "; expected that one, or no `dtype`");
   }
   nn::TensorOptions on = policy.on(device);
@@ -190,40 +192,42 @@ std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, memory::Device devic
 bool may_chunk_head(const Setup& setup) {
   if (team_size(setup) > 1) return false;
   const nn::TensorOptions on = tensor_options(setup, cpu);
-  return (setup.precision.empty() && !loss_scaling(setup)) || on.compute.value_or(on.dtype) != DType::f16;
+  return (setup.precision.policy.empty() && !loss_scaling(setup)) || on.compute.value_or(on.dtype) != DType::f16;
 }
 
 std::string precision_text(const Setup& setup, bool is_inference) {
   const auto scaling = is_inference ? std::nullopt : loss_scaling(setup);
-  std::string text = setup.precision;
-  if (text.empty() && (scaling || setup.dtype != DType::f32)) text = "all " + std::string(to_string(setup.dtype));
+  std::string text = setup.precision.policy;
+  if (text.empty() && (scaling || setup.precision.dtype != DType::f32))
+    text = "all " + std::string(to_string(setup.precision.dtype));
   if (!scaling) return text;
   const std::string scale = format_real(scaling->scale);
   return text + ", " + (scaling->is_dynamic ? "dynamic loss scale from " : "loss scale ") + scale;
 }
 
 std::string precision_warning(const Setup& setup) {
-  if (size_of(setup.dtype) > 1) return {};
-  return "`dtype` " + std::string(to_string(setup.dtype)) +
+  if (size_of(setup.precision.dtype) > 1) return {};
+  return "`dtype` " + std::string(to_string(setup.precision.dtype)) +
          ": parameters, activations and gradients are all in 8 bits without scales, and updates are rounded to them; "
          "`precision` fp8 has FP8 products with scales, and parameters in bf16";
 }
 
 std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup) {
-  std::optional<optim::GradScalerOptions> options = setup.loss_scale ? setup.loss_scale : of_policy(setup);
-  if (!setup.loss_scale_interval) return options;
+  std::optional<optim::GradScalerOptions> options =
+      setup.precision.loss_scale ? setup.precision.loss_scale : of_policy(setup);
+  if (!setup.precision.loss_scale_interval) return options;
   if (!options || !options->is_dynamic) {
-    throw ValueError("`loss_scale_interval`: " + std::to_string(*setup.loss_scale_interval) +
+    throw ValueError("`loss_scale_interval`: " + std::to_string(*setup.precision.loss_scale_interval) +
                      " is for a dynamic scale, " +
                      (options ? "not for " + loss_scale_option(setup) : "and the loss is not scaled") +
                      "; expected `loss_scale` dynamic, or `precision` O1 or O2");
   }
-  options->interval = *setup.loss_scale_interval;
+  options->interval = *setup.precision.loss_scale_interval;
   return options;
 }
 
 std::string loss_scale_option(const Setup& setup) {
-  return technique(setup.loss_scale ? "loss_scale" : "precision").said(setup);
+  return technique(setup.precision.loss_scale ? "loss_scale" : "precision").said(setup);
 }
 
 std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup) {

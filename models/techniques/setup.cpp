@@ -49,27 +49,27 @@ class Inference final : public nn::TrainingRun {
 std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
                                   dist::Communicator* team) {
   ModelOptions sizes = setup.sizes;
-  sizes.team = {team_size(setup), team, setup.sequence_parallel || setup.cp > 1, setup.cp > 1};
+  sizes.team = {team_size(setup), team, setup.layout.sequence_parallel || setup.layout.cp > 1, setup.layout.cp > 1};
   sizes.stage = place;
   return make_model(setup.model, sizes, on);
 }
 
 std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks,
                                   dist::Communicator* team) {
-  const memory::UnitOptions away{.read_ahead = setup.read_ahead};
+  const memory::UnitOptions away{.read_ahead = setup.offload.read_ahead};
   std::shared_ptr<ParameterStore> store;
-  if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks, away);
-  if (setup.offloads_parameters) {
+  if (ranks != nullptr && setup.layout.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks, away);
+  if (setup.offload.parameters) {
     store = std::make_shared<memory::TierStore>(make_tier(setup, device, "offloads_parameters"), away);
   }
   const ParameterStoreScope scope(store);
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   std::unique_ptr<Model> model = make_stage(setup, stage_of(setup), on, team);
-  if (setup.chunks > 1 && !model->options().stage.has_all) {
+  if (setup.layout.chunks > 1 && !model->options().stage.has_all) {
     std::vector<std::unique_ptr<Model>> pieces;
     pieces.push_back(std::move(model));
-    for (int chunk = 1; chunk < setup.chunks; ++chunk) {
+    for (int chunk = 1; chunk < setup.layout.chunks; ++chunk) {
       pieces.push_back(make_stage(setup, stage_of(setup, chunk), on, team));
     }
     const PathScope path(pieces.front()->path());
@@ -81,7 +81,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dis
 }
 
 double clip_norm(const Setup& setup, bool is_text) {
-  if (setup.clip_norm >= 0) return setup.clip_norm;
+  if (setup.optimizer.clip_norm >= 0) return setup.optimizer.clip_norm;
   return is_text && !setup.fuses_optimizer ? 1 : 0;
 }
 
@@ -104,7 +104,7 @@ nn::StepOptions counted_steps(const Setup& setup, bool is_text) {
 
 nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device device) {
   nn::StepOptions options = counted_steps(setup, is_text);
-  if (setup.offloads_gradients) options.gradient_tier = make_tier(setup, device, "offloads_gradients");
+  if (setup.offload.gradients) options.gradient_tier = make_tier(setup, device, "offloads_gradients");
   if (setup.fuses_optimizer) {
     const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;

@@ -1,6 +1,6 @@
 #pragma once
-// A named model with its optimizer, sizes and techniques: the input of plans and training runs. Errors name an option
-// as it is spelled here, in backticks: "`micro_batches`: 3 does not divide `batch` 8".
+// A named model with its optimizer, sizes and techniques: the input of plans and training runs. Errors name an option in
+// backticks, a technique's by its key (models/techniques/technique.h): "`micro_batches`: 3 does not divide `batch` 8".
 
 #include <algorithm>
 #include <cstdint>
@@ -24,54 +24,60 @@ class Communicator;
 
 namespace thimble::models {
 
-struct Setup {
-  std::string model;
-  ModelOptions sizes;
-  std::int64_t batch = 8;
+struct OptimizerSetup {
   /// sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini; momentum8, adam8, adamw8 keep 8-bit
   /// state. Defaults to momentum for images, adamw for text
-  std::string optimizer;
-  std::int64_t optimizer_rank = 0;           ///< rank of GaLore's projection; 0 means 128
+  std::string name;
+  std::int64_t rank = 0;                     ///< of GaLore's projection; 0 means 128
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
   std::vector<std::string> full_state = {};  ///< parameters whose state stays f32
-  DType dtype = DType::f32;                  ///< of parameters and activations
-  std::string precision;    ///< a policy (nn/precision/precision.h); if empty, everything is in `dtype`
-  bool fp8_strict = false;  ///< a layer that cannot run in the policy's FP8 is an error
+  double rate = -1;                          ///< if negative, see optimizer_numbers
+  double clip_norm = -1;                     ///< if negative, see models::clip_norm()
+  double weight_decay = -1;  ///< if negative, 0 for sgd, momentum, adam, adafactor, else 0.1 (on tensors of rank >= 2)
+  double beta2 = -1;         ///< not for sgd, momentum, adafactor; if negative, 0.999 for adam, 0.99 for the others
+};
+
+struct PrecisionSetup {
+  DType dtype = DType::f32;  ///< of parameters and activations
+  std::string policy;        ///< its name (nn/precision/precision.h); if empty, everything is in `dtype`
+  bool fp8_strict = false;   ///< a layer that cannot run in the policy's FP8 is an error
   /// Changes to the policy's FP8 recipe (nn/layers/fp8_recipe.h).
   std::optional<std::int64_t> fp8_history, fp8_margin;
   std::optional<bool> fp8_hybrid;
   std::optional<optim::GradScalerOptions> loss_scale;  ///< defaults to the policy's
   std::optional<std::int64_t> loss_scale_interval;     ///< finite steps before a dynamic scale grows; defaults to 2000
-  double rate = -1;                                    ///< if negative, see optimizer_numbers
-  double clip_norm = -1;                               ///< if negative, see clip_norm()
-  double weight_decay = -1;  ///< if negative, 0 for sgd, momentum, adam, adafactor, else 0.1 (on tensors of rank >= 2)
-  double beta2 = -1;         ///< not for sgd, momentum, adafactor; if negative, 0.999 for adam, 0.99 for the others
-  std::uint64_t seed = 1;
-  std::string weights;         ///< initial values in safetensors, a file or a folder; drawn at random if empty
-  std::string weights_sum;     ///< checksum of `weights` (nn::weights_sum), filled in by prepare_training
-  std::int64_t lora_rank = 0;  ///< > 0 freezes the model and trains adapters of this rank (nn/lora/lora.h)
-  std::optional<double> lora_alpha = {};       ///< defaults to the rank, which adds their product unscaled
-  std::vector<std::string> lora_targets = {};  ///< linear layers, as in nn::LoraOptions
-  double lora_dropout = 0;                     ///< of the adapters' inputs
+};
+
+struct LoraSetup {
+  std::int64_t rank = 0;                  ///< > 0 freezes the model and trains adapters of this rank (nn/lora/lora.h)
+  std::optional<double> alpha = {};       ///< defaults to the rank, which adds their product unscaled
+  std::vector<std::string> targets = {};  ///< linear layers, as in nn::LoraOptions
+  double dropout = 0;                     ///< of the adapters' inputs
   /// PEFT folder (nn/lora/adapter_files.h) of initial adapters, see set_adapters; drawn at random if empty.
   std::string adapters = {};
-  /// Format of frozen weights, with `lora_rank`: f32 or bf16, or int8 or nf4 for linear layers inside blocks, which are
-  /// decoded to `dtype` before use (models/techniques/adapting.h). Defaults to the dtype of the parameters.
+  /// Format of frozen weights: f32 or bf16, or int8 or nf4 for linear layers inside blocks, which are decoded to
+  /// `dtype` before use (models/techniques/adapting.h). Defaults to the dtype of the parameters.
   std::string base;
-  std::string tokenizer;  ///< a tokenizer.json for reading and writing text (open_dataset), or empty
-  /// Where plans offload saved tensors: a folder on a disk, or on a GPU "host", its pinned memory; nowhere if empty.
-  std::string offload;
-  bool offloads_optimizer = false;             ///< optimizer state waits there between updates
-  bool offloads_parameters = false;            ///< parameters wait there between uses
-  bool offloads_gradients = false;             ///< gradients wait there for the update
-  bool allows_lossy = false;                   ///< plans may pack saved tensors in `lossy`
-  DType lossy = DType::bf16;                   ///< bf16, f16, f8e4m3, f8e5m2 or i8
-  std::vector<nn::PackRule> lossy_rules = {};  ///< by operator, in place of `lossy`
-  bool packs_rest = true;                      ///< results that no rule names are packed, too
-  bool recomputes_blocks = false;  ///< transformers: blocks keep only their input; plans for a budget override this
-  bool fuses_optimizer = false;    ///< updates parameters during backward (nn/step/step.h); not with clipping
-  /// Micro-batches that the batch, or a rank's share of it, is divided into; or `auto_micro_batches`
-  std::int64_t micro_batches = 1;
+};
+
+struct OffloadSetup {
+  /// A folder on a disk, or on a GPU "host", its pinned memory: plans offload saved tensors there. Nowhere if empty
+  std::string to;
+  bool optimizer = false;   ///< its state waits there between updates
+  bool parameters = false;  ///< wait there between uses
+  bool gradients = false;   ///< wait there for the update
+  /// Units of parameters that are fetched before use (memory/offload/unit_store.h), with `parameters` or stage 3 of ZeRO
+  int read_ahead = 1;
+};
+
+struct PackingSetup {
+  bool is_allowed = false;               ///< plans may pack saved tensors, which rounds gradients
+  DType dtype = DType::bf16;             ///< bf16, f16, f8e4m3, f8e5m2 or i8
+  std::vector<nn::PackRule> rules = {};  ///< by operator, in place of `dtype`
+  bool packs_rest = true;                ///< results that no rule names are packed, too
+};
+
+struct LayoutSetup {
   int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;
   /// Tensor parallelism: shards of blocks and of the vocabulary (dist/parts/team.h). `tp` consecutive ranks with one
@@ -94,42 +100,61 @@ struct Setup {
   // For ranks that divide the batch; without effect on fewer than two:
   int zero = 0;                         ///< stage of ZeRO among ranks with the same shards, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that ranks reduce together
-  /// Units of parameters that are fetched before use (memory/offload/unit_store.h), with `offloads_parameters` or stage
-  /// 3 of `zero`
-  int read_ahead = 1;
+};
+
+struct Setup {
+  std::string model;
+  ModelOptions sizes;
+  std::int64_t batch = 8;
+  /// Micro-batches that the batch, or a rank's share of it, is divided into; or `auto_micro_batches`
+  std::int64_t micro_batches = 1;
+  std::uint64_t seed = 1;
+  std::string weights;      ///< initial values in safetensors, a file or a folder; drawn at random if empty
+  std::string weights_sum;  ///< checksum of `weights` (nn::weights_sum), filled in by prepare_training
+  std::string tokenizer;    ///< a tokenizer.json for reading and writing text (open_dataset), or empty
+  OptimizerSetup optimizer;
+  PrecisionSetup precision;
+  LoraSetup lora;
+  OffloadSetup offload;
+  PackingSetup packing;
+  LayoutSetup layout;
+  bool recomputes_blocks = false;  ///< transformers: blocks keep only their input; plans for a budget override this
+  bool fuses_optimizer = false;    ///< updates parameters during backward (nn/step/step.h); not with clipping
 };
 
 /// The size of a tensor- or context-parallel group, whose ranks compute the same samples.
-inline int team_size(const Setup& setup) noexcept { return setup.tp * setup.cp; }
+inline int team_size(const Setup& setup) noexcept { return setup.layout.tp * setup.layout.cp; }
 /// Shares of the batch, and the number of this rank's share. The ranks of a group have the same share, in all stages.
 /// With D groups of T ranks per stage, rank (s D + d) T + t has stage s, share d and shard t.
 inline int data_ranks(const Setup& setup) noexcept {
-  const int alike = team_size(setup) * setup.pp;
-  return setup.ranks == 1 || alike < 1 ? setup.ranks : std::max(1, setup.ranks / alike);
+  const int alike = team_size(setup) * setup.layout.pp;
+  return setup.layout.ranks == 1 || alike < 1 ? setup.layout.ranks : std::max(1, setup.layout.ranks / alike);
 }
 inline int data_rank(const Setup& setup) noexcept {
   const int team = team_size(setup);
-  return setup.ranks == 1 || team < 1 ? setup.rank : setup.rank / team % data_ranks(setup);
+  return setup.layout.ranks == 1 || team < 1 ? setup.layout.rank : setup.layout.rank / team % data_ranks(setup);
 }
 /// This rank's stage, and the place of one of its chunks in the chain, which counts each chunk as a stage.
 inline int stage_number(const Setup& setup) noexcept {
-  return setup.pp <= 1 || setup.ranks % setup.pp != 0 ? 0 : setup.rank / (setup.ranks / setup.pp);
+  return setup.layout.pp <= 1 || setup.layout.ranks % setup.layout.pp != 0
+             ? 0
+             : setup.layout.rank / (setup.layout.ranks / setup.layout.pp);
 }
 inline dist::StagePlace stage_of(const Setup& setup, int chunk = 0) noexcept {
-  const int pieces = std::max(1, setup.pp) * std::max(1, setup.chunks);
-  if (setup.pp <= 1 || setup.ranks % setup.pp != 0) return {0, pieces, true};
-  return {chunk * setup.pp + stage_number(setup), pieces};
+  const int pieces = std::max(1, setup.layout.pp) * std::max(1, setup.layout.chunks);
+  if (setup.layout.pp <= 1 || setup.layout.ranks % setup.layout.pp != 0) return {0, pieces, true};
+  return {chunk * setup.layout.pp + stage_number(setup), pieces};
 }
 
 /// Divides the number of a rank's micro-batches: the stages, in an interleaved pipeline of several ranks, else 1.
 inline std::int64_t least_micro_batches(const Setup& setup) noexcept {
-  return setup.chunks > 1 && setup.ranks > 1 ? std::max(1, setup.pp) : 1;
+  return setup.layout.chunks > 1 && setup.layout.ranks > 1 ? std::max(1, setup.layout.pp) : 1;
 }
 
 /// The budget chooses the number of micro-batches (models/training/choices.h); until then no run can be made.
 inline constexpr std::int64_t auto_micro_batches = 0;
 
-/// Sets `precision` and `dtype`. Throws ValueError for an unknown name.
+/// Sets policy and dtype. Throws ValueError for an unknown name.
 void set_precision(Setup& setup, const std::string& name);
 
 /// Device and dtypes of the setup's model. Throws ValueError for an unknown policy, one whose parameters do not have

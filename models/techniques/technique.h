@@ -27,7 +27,7 @@ struct Field {
 };
 
 struct Flag {
-  std::string_view option;    ///< the field of Setup, as errors name it in backticks
+  std::string_view option;    ///< the technique's key, as errors name it in backticks
   std::string_view spelling;  ///< "--tp N"; "--x NAME," takes a list, the switch "--x{D}" may have a value after "="
   std::string_view help;
   Field field;
@@ -163,7 +163,7 @@ bool parse_choice(std::string_view name, const std::string& text, std::string_vi
 /// One of the dtypes in `names`, separated by ", ".
 DType parse_dtype_of(std::string_view name, const std::string& text, const std::string& names);
 
-// Fields of a setup that are read and printed without conversion.
+// Fields of a setup that are read and printed without conversion. `Member` is &Setup::batch, &LoraSetup::rank, ...
 namespace fields {
 
 inline constexpr double any = std::numeric_limits<double>::max();
@@ -186,37 +186,56 @@ std::string in_words(const T& value) {
     return value ? in_words(*value) : std::string();  // std::optional
   }
 }
+/// The field that a pointer to a member of Setup, or of one of its parts, names.
+template <class Value, class Part>
+auto& field_of(auto& setup, Value Part::*member) {
+  if constexpr (std::is_same_v<Part, OptimizerSetup>) {
+    return setup.optimizer.*member;
+  } else if constexpr (std::is_same_v<Part, PrecisionSetup>) {
+    return setup.precision.*member;
+  } else if constexpr (std::is_same_v<Part, LoraSetup>) {
+    return setup.lora.*member;
+  } else if constexpr (std::is_same_v<Part, OffloadSetup>) {
+    return setup.offload.*member;
+  } else if constexpr (std::is_same_v<Part, LayoutSetup>) {
+    return setup.layout.*member;
+  } else {
+    return setup.*member;
+  }
+}
+
 template <auto Member>
 std::string value_of(const Setup& setup) {
-  return in_words(setup.*Member);
+  return in_words(field_of(setup, Member));
 }
 
 template <auto Member>
 constexpr Field toggle{[](Setup& s, const std::string& name, const std::string& text) {
-                         s.*Member = parse_choice(name, text, "on", "off");
+                         field_of(s, Member) = parse_choice(name, text, "on", "off");
                        },
                        value_of<Member>};
 template <auto Member>
-constexpr Field plain_text{[](Setup& s, const std::string&, const std::string& text) { s.*Member = text; },
+constexpr Field plain_text{[](Setup& s, const std::string&, const std::string& text) { field_of(s, Member) = text; },
                            value_of<Member>};
 template <auto Member>
-constexpr Field list{[](Setup& s, const std::string&, const std::string& text) { s.*Member = split(text); },
+constexpr Field list{[](Setup& s, const std::string&, const std::string& text) { field_of(s, Member) = split(text); },
                      value_of<Member>};
 template <auto Member, std::int64_t low, std::int64_t high = max_size>
 constexpr Field number{[](Setup& s, const std::string& name, const std::string& text) {
                          const std::int64_t value = parse_integer(name, text, low, high);
-                         if constexpr (std::is_same_v<std::remove_reference_t<decltype(s.*Member)>, int>) {
-                           s.*Member = static_cast<int>(value);
+                         if constexpr (std::is_same_v<std::remove_reference_t<decltype(field_of(s, Member))>, int>) {
+                           field_of(s, Member) = static_cast<int>(value);
                          } else {
-                           s.*Member = value;
+                           field_of(s, Member) = value;
                          }
                        },
                        value_of<Member>};
 /// A finite number >= 0.
 template <auto Member>
-constexpr Field real{
-    [](Setup& s, const std::string& name, const std::string& text) { s.*Member = parse_number(name, text, 0, any); },
-    value_of<Member>};
+constexpr Field real{[](Setup& s, const std::string& name, const std::string& text) {
+                       field_of(s, Member) = parse_number(name, text, 0, any);
+                     },
+                     value_of<Member>};
 
 }  // namespace fields
 }  // namespace thimble::models

@@ -24,11 +24,11 @@ constexpr const char* host = "host";
 
 // Throws ValueError unless tensors of the device can wait in `offload`.
 void check_place(const Setup& setup, memory::Device device) {
-  if (device.is_cuda() && setup.offload != host) {
-    throw ValueError("`offload`: '" + setup.offload + "' for " + to_string(device) +
+  if (device.is_cuda() && setup.offload.to != host) {
+    throw ValueError("`offload`: '" + setup.offload.to + "' for " + to_string(device) +
                      ", whose tensors wait in the host's pinned memory; expected host");
   }
-  if (!device.is_cuda() && setup.offload == host) {
+  if (!device.is_cuda() && setup.offload.to == host) {
     throw ValueError("`offload`: host is for `device` cuda; expected a folder on a disk");
   }
 }
@@ -36,56 +36,56 @@ void check_place(const Setup& setup, memory::Device device) {
 // "i8", or "i8:gelu,f8e4m3:linear,bf16": dtypes to pack results in, by operator and for all others.
 void set_packed(Setup& setup, const std::string& name, const std::string& text) {
   constexpr const char* dtypes = "bf16, f16, f8e4m3, f8e5m2, i8";
-  setup.allows_lossy = true;
-  setup.lossy_rules.clear();
-  setup.packs_rest = false;
+  setup.packing.is_allowed = true;
+  setup.packing.rules.clear();
+  setup.packing.packs_rest = false;
   for (const std::string& entry : fields::split(text)) {
     const std::size_t colon = entry.find(':');
     if (colon == std::string::npos) {
-      setup.lossy = parse_dtype_of(name, entry, dtypes);
-      if (setup.packs_rest) refuse_value(name, "one dtype without an operator's name", text);
-      setup.packs_rest = true;
+      setup.packing.dtype = parse_dtype_of(name, entry, dtypes);
+      if (setup.packing.packs_rest) refuse_value(name, "one dtype without an operator's name", text);
+      setup.packing.packs_rest = true;
       continue;
     }
     const std::string to = entry.substr(0, colon);
     nn::PackRule rule{entry.substr(colon + 1), std::nullopt};
     if (to != "none") rule.dtype = parse_dtype_of(name, to, std::string(dtypes) + ", none");
     if (rule.name.empty()) refuse_value(name, "an operator's name after the colon, as in i8:gelu", entry);
-    for (const nn::PackRule& other : setup.lossy_rules) {
+    for (const nn::PackRule& other : setup.packing.rules) {
       if (other.name == rule.name) refuse_value(name, quote(rule.name) + " once", text);
     }
-    setup.lossy_rules.push_back(std::move(rule));
+    setup.packing.rules.push_back(std::move(rule));
   }
   const bool packs_any =
-      setup.packs_rest || std::any_of(setup.lossy_rules.begin(), setup.lossy_rules.end(),
-                                      [](const nn::PackRule& rule) { return rule.dtype.has_value(); });
+      setup.packing.packs_rest || std::any_of(setup.packing.rules.begin(), setup.packing.rules.end(),
+                                              [](const nn::PackRule& rule) { return rule.dtype.has_value(); });
   if (!packs_any) refuse_value(name, "a dtype besides none, as in none:attention,bf16", text);
 }
 
 std::string packed_of(const Setup& setup) {
-  if (!setup.allows_lossy) return "off";
-  std::string text = setup.packs_rest ? std::string(to_string(setup.lossy)) : "";
-  for (const nn::PackRule& rule : setup.lossy_rules) {
+  if (!setup.packing.is_allowed) return "off";
+  std::string text = setup.packing.packs_rest ? std::string(to_string(setup.packing.dtype)) : "";
+  for (const nn::PackRule& rule : setup.packing.rules) {
     text += (text.empty() ? "" : ",") + (rule.dtype ? std::string(to_string(*rule.dtype)) : "none") + ":" + rule.name;
   }
   return text;
 }
 
 std::vector<Variant> narrower(const LeverFacts& facts) {
-  if (facts.setup.allows_lossy || facts.graph == nullptr) return {};
+  if (facts.setup.packing.is_allowed || facts.graph == nullptr) return {};
   const std::vector<DType> dtypes = narrower_dtypes(*facts.graph);
   if (dtypes.empty()) return {};
-  const DType dtype = dtypes.front() == facts.setup.lossy ? facts.setup.lossy : dtypes.back();
+  const DType dtype = dtypes.front() == facts.setup.packing.dtype ? facts.setup.packing.dtype : dtypes.back();
   return {{std::string(to_string(dtype)), "gradients are rounded"}};
 }
 
 std::vector<Variant> sent(const LeverFacts& facts, double StateBytes::*bytes, double transfers, const char* note = "") {
-  if (facts.bytes == nullptr || facts.bytes->*bytes == 0 || facts.setup.ranks > 1) return {};
+  if (facts.bytes == nullptr || facts.bytes->*bytes == 0 || facts.setup.layout.ranks > 1) return {};
   return {{"on", note, transfers * facts.bytes->*bytes}};
 }
 
 std::vector<Variant> places(const LeverFacts& facts) {
-  if (!facts.setup.offload.empty() || facts.graph == nullptr) return {};
+  if (!facts.setup.offload.to.empty() || facts.graph == nullptr) return {};
   return {{facts.device.is_cuda() ? host : "FOLDER"}};
 }
 
@@ -95,14 +95,14 @@ std::vector<Variant> parameters_away(const LeverFacts& facts) {
 }
 
 void check_read_ahead(const Setup& setup, bool) {
-  if (setup.read_ahead >= 0) return;
-  throw ValueError("`read_ahead`: expected 0 or more, got " + std::to_string(setup.read_ahead));
+  if (setup.offload.read_ahead >= 0) return;
+  throw ValueError("`read_ahead`: expected 0 or more, got " + std::to_string(setup.offload.read_ahead));
 }
 
-bool has_parameters_away(const Setup& setup) { return setup.offloads_parameters || setup.zero == 3; }
+bool has_parameters_away(const Setup& setup) { return setup.offload.parameters || setup.layout.zero == 3; }
 
 bool scales_by_policy(const Setup& setup) {
-  return setup.offloads_gradients && !setup.loss_scale && loss_scaling(setup).has_value();
+  return setup.offload.gradients && !setup.precision.loss_scale && loss_scaling(setup).has_value();
 }
 
 }  // namespace
@@ -116,7 +116,7 @@ std::span<const Technique> of_tiers() {
   static const Technique list[] = {
       {.flag = {"offloads_parameters", "--offload-parameters",
                 "With --offload: parameters wait there between uses, and --read-ahead layers are read in advance",
-                fields::toggle<&Setup::offloads_parameters>},
+                fields::toggle<&OffloadSetup::parameters>},
        .example = {"on", true},
        .excludes = {{"ranks", "stage 3 of `zero` shards the parameters"}},
        .needs = folder,
@@ -127,7 +127,7 @@ std::span<const Technique> of_tiers() {
                     same}},
       {.flag = {"read_ahead", "--read-ahead N",
                 "Layers whose parameters are read in advance, with --offload-parameters or --zero 3 (1)",
-                fields::number<&Setup::read_ahead, 0, 65536>},
+                fields::number<&OffloadSetup::read_ahead, 0, 65536>},
        .detail_of = "offloads_parameters",
        .check = check_read_ahead,
        .needs = {{"offloads_parameters", "parameters that are away: `offloads_parameters` or `zero` 3",
@@ -135,7 +135,7 @@ std::span<const Technique> of_tiers() {
        .identity = {OnRanks::with_plans}},
       {.flag = {"offloads_gradients", "--offload-gradients",
                 "With --offload: gradients wait there from backward to the update",
-                fields::toggle<&Setup::offloads_gradients>},
+                fields::toggle<&OffloadSetup::gradients>},
        .example = {"on", true},
        .excludes = {{"ranks", why}, {"micro_batches", why}, {"loss_scale", why}, {"precision", why, scales_by_policy}},
        .needs = folder,
@@ -144,7 +144,7 @@ std::span<const Technique> of_tiers() {
        .document = {"gradients there", same}},
       {.flag = {"offloads_optimizer", "--offload-optimizer",
                 "With --offload: optimizer state waits there between updates",
-                fields::toggle<&Setup::offloads_optimizer>},
+                fields::toggle<&OffloadSetup::optimizer>},
        .example = {"on", true},
        .needs = folder,
        .why_not_captured = by_host,
@@ -152,7 +152,7 @@ std::span<const Technique> of_tiers() {
        .document = {"the optimizer's state there", same}},
       {.flag = {"offload", "--offload FOLDER|host",
                 "Plans may move saved tensors to a file in this folder; on a GPU 'host': to pinned memory",
-                fields::plain_text<&Setup::offload>},
+                fields::plain_text<&OffloadSetup::to>},
        .example = {"FOLDER", true},
        .why_not_captured = by_host,
        .variants = places,
@@ -176,19 +176,19 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::
   require_needs(setup, technique(option));
   check_place(setup, device);
   memory::TierOptions options;
-  if (!device.is_cuda()) options.folder = setup.offload;
+  if (!device.is_cuda()) options.folder = setup.offload.to;
   return memory::make_tier(device, options);
 }
 
 nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   nn::PlannerOptions options;
-  options.spilling.packs = setup.allows_lossy;
-  options.spilling.packed = setup.lossy;
-  options.spilling.rules = setup.lossy_rules;
-  options.spilling.packs_rest = setup.packs_rest;
-  if (setup.offload.empty()) return options;
+  options.spilling.packs = setup.packing.is_allowed;
+  options.spilling.packed = setup.packing.dtype;
+  options.spilling.rules = setup.packing.rules;
+  options.spilling.packs_rest = setup.packing.packs_rest;
+  if (setup.offload.to.empty()) return options;
   check_place(setup, device);
-  if (!device.is_cuda()) DirectFile(setup.offload);  // throws FileError if it cannot hold a tier
+  if (!device.is_cuda()) DirectFile(setup.offload.to);  // throws FileError if it cannot hold a tier
   options.spilling.offloads = true;
   options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "offload"); };
   return options;
@@ -233,13 +233,13 @@ std::vector<DType> narrower_dtypes(const TapeGraph& graph) {
 }
 
 void check_lossy(const Setup& setup, memory::Device device, const TapeGraph& graph) {
-  if (!setup.allows_lossy || packs(graph, planner_options(setup, device).spilling)) return;
+  if (!setup.packing.is_allowed || packs(graph, planner_options(setup, device).spilling)) return;
   const std::string others = to_string(narrower_dtypes(graph));
-  throw ValueError(
-      "`allows_lossy`: " + std::string(to_string(setup.lossy)) + " is no narrower than what backward keeps of " +
-      setup.model + " " +
-      (setup.precision.empty() ? "`dtype` " + std::string(to_string(setup.dtype)) : "`precision` " + setup.precision) +
-      ", so that it would save nothing; expected " + (others.empty() ? "nothing narrower" : others));
+  throw ValueError("`allows_lossy`: " + std::string(to_string(setup.packing.dtype)) +
+                   " is no narrower than what backward keeps of " + setup.model + " " +
+                   (setup.precision.policy.empty() ? "`dtype` " + std::string(to_string(setup.precision.dtype))
+                                                   : "`precision` " + setup.precision.policy) +
+                   ", so that it would save nothing; expected " + (others.empty() ? "nothing narrower" : others));
 }
 
 }  // namespace thimble::models

@@ -15,15 +15,15 @@ namespace thimble::models {
 namespace {
 
 std::unique_ptr<dist::Communicator> make_dry_ranks(const Setup& setup, memory::Device device) {
-  if (setup.ranks == 1 || !device.is_dry) return nullptr;
-  return dist::make_dry(setup.rank, setup.ranks);
+  if (setup.layout.ranks == 1 || !device.is_dry) return nullptr;
+  return dist::make_dry(setup.layout.rank, setup.layout.ranks);
 }
 
 dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Communicator* given) {
-  dist::Communicator* const ranks = dry != nullptr ? dry : setup.ranks > 1 ? given : nullptr;
+  dist::Communicator* const ranks = dry != nullptr ? dry : setup.layout.ranks > 1 ? given : nullptr;
   const int size = ranks != nullptr ? ranks->size() : 1, rank = ranks != nullptr ? ranks->rank() : 0;
-  if (size == setup.ranks && rank == setup.rank) return ranks;
-  throw ValueError("`ranks`: rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) +
+  if (size == setup.layout.ranks && rank == setup.layout.rank) return ranks;
+  throw ValueError("`ranks`: rank " + std::to_string(setup.layout.rank) + " of " + std::to_string(setup.layout.ranks) +
                    ", and the communicator is of rank " + std::to_string(rank) + " of " + std::to_string(size) +
                    "; expected the same");
 }
@@ -31,13 +31,14 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
 /// This rank's group whose ranks differ only in the shard (team), in the share of the batch (like), or in the stage.
 enum class Alike : std::uint8_t { team, like, stages };
 std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Communicator* ranks, Alike which) {
-  if (ranks == nullptr || team_size(setup) < 1 || setup.pp < 1 || setup.ranks % (team_size(setup) * setup.pp) != 0)
+  if (ranks == nullptr || team_size(setup) < 1 || setup.layout.pp < 1 ||
+      setup.layout.ranks % (team_size(setup) * setup.layout.pp) != 0)
     return nullptr;
   const bool has_any = which == Alike::team     ? team_size(setup) > 1
-                       : which == Alike::stages ? setup.pp > 1
-                                                : team_size(setup) > 1 || setup.pp > 1;
+                       : which == Alike::stages ? setup.layout.pp > 1
+                                                : team_size(setup) > 1 || setup.layout.pp > 1;
   if (!has_any) return nullptr;
-  const int team = team_size(setup), of_stage = setup.ranks / setup.pp;
+  const int team = team_size(setup), of_stage = setup.layout.ranks / setup.layout.pp;
   return ranks->split([=](int rank) {
     const int color = which == Alike::team   ? rank / team
                       : which == Alike::like ? rank / of_stage * team + rank % team
@@ -62,8 +63,8 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
                                                   Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
-  dist::DataParallelOptions options{.zero = setup.zero,
-                                    .buckets = {.bytes = setup.bucket_bytes, .keeps_parameters = is_whole}};
+  dist::DataParallelOptions options{.zero = setup.layout.zero,
+                                    .buckets = {.bytes = setup.layout.bucket_bytes, .keeps_parameters = is_whole}};
   std::vector<nn::Named> own = model.trainable();
   if (const Model::SharedByStages shared = model.shared_by_stages(); shared.first.empty()) {
     for (const Tensor& last : shared.last) {  // belongs to the first stage
@@ -85,16 +86,16 @@ std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memor
   const GeneratorScope numbers(generator);
   const NoGrad off;
   Setup whole = setup;
-  whole.tp = whole.cp = 1;
-  whole.sequence_parallel = false;
-  const dist::StagePlace last = stage_of(setup, setup.chunks - 1);
+  whole.layout.tp = whole.layout.cp = 1;
+  whole.layout.sequence_parallel = false;
+  const dist::StagePlace last = stage_of(setup, setup.layout.chunks - 1);
   std::vector<dist::PipelineOptions::Input> inputs;
   Tensor x;
   for (int piece = 0; piece <= last.index; ++piece) {
-    if (piece % setup.pp == stage_number(setup)) {
+    if (piece % setup.layout.pp == stage_number(setup)) {
       dist::PipelineOptions::Input& input = inputs.emplace_back();
       if (x.defined()) input = {x.shape(), x.dtype()};
-      if (x.defined() && (setup.sequence_parallel || setup.cp > 1)) input.shape[1] /= team_size(setup);
+      if (x.defined() && (setup.layout.sequence_parallel || setup.layout.cp > 1)) input.shape[1] /= team_size(setup);
     }
     if (piece == last.index) break;
     const std::unique_ptr<Model> model = make_stage(whole, {piece, last.count}, tensor_options(setup, on));
@@ -107,9 +108,9 @@ std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memor
 
 dist::Schedule schedule_of(const Setup& setup) {
   const auto micro_batches = static_cast<int>(setup.micro_batches);
-  if (setup.pipeline == "gpipe") return dist::gpipe(setup.pp, micro_batches);
-  if (setup.chunks > 1) return dist::interleaved(setup.pp, micro_batches, setup.chunks);
-  return dist::one_forward_one_backward(setup.pp, micro_batches);
+  if (setup.layout.pipeline == "gpipe") return dist::gpipe(setup.layout.pp, micro_batches);
+  if (setup.layout.chunks > 1) return dist::interleaved(setup.layout.pp, micro_batches, setup.layout.chunks);
+  return dist::one_forward_one_backward(setup.layout.pp, micro_batches);
 }
 
 std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, memory::Device device,
@@ -129,7 +130,7 @@ std::unique_ptr<dist::PipelineStage> make_pipeline(const Setup& setup, memory::D
 }
 
 std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& model) {
-  if (setup.ranks > 1) return nullptr;
+  if (setup.layout.ranks > 1) return nullptr;
   Model::SharedByStages shared = model.shared_by_stages();
   if (shared.first.empty()) return nullptr;
   return std::make_unique<dist::AllStages>(setup.micro_batches, std::move(shared.first), std::move(shared.last));
@@ -187,10 +188,10 @@ dist::Communicator::Volume ModelParts::volume() const {
 
 std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device) {
   std::vector<nn::StageOutline> list;
-  if (setup.ranks == 1) return list;
+  if (setup.layout.ranks == 1) return list;
   const memory::Device on = dry(device);
-  const int of_stage = setup.ranks / setup.pp;
-  for (setup.rank = of_stage; setup.rank < setup.ranks; setup.rank += of_stage) {
+  const int of_stage = setup.layout.ranks / setup.layout.pp;
+  for (setup.layout.rank = of_stage; setup.layout.rank < setup.layout.ranks; setup.layout.rank += of_stage) {
     const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
     const ResourceScope scope(stack.top);
     const TrainedParts parts(setup, on);
@@ -207,8 +208,8 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device devic
   const ResourceScope scope(stack.top);
   RandomGenerator generator(setup.seed);
   const GeneratorScope numbers(generator);
-  setup.ranks = setup.tp = setup.cp = setup.pp = setup.chunks = 1;
-  setup.rank = setup.zero = 0;
+  setup.layout.ranks = setup.layout.tp = setup.layout.cp = setup.layout.pp = setup.layout.chunks = 1;
+  setup.layout.rank = setup.layout.zero = 0;
   const std::unique_ptr<Model> model = make_model(setup, on);
   std::set<std::string> here;
   const nn::CutParameters cuts(own);
@@ -228,11 +229,11 @@ nn::WholeState whole_state(const Setup& setup, memory::Device device) {
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
   const ResourceScope scope(stack.top);
   Setup alone = setup;
-  alone.ranks = 1;
-  alone.tp = alone.cp = 1;
-  alone.rank = alone.zero = 0;
-  alone.pp = alone.chunks = 1;
-  alone.offloads_optimizer = false;
+  alone.layout.ranks = 1;
+  alone.layout.tp = alone.layout.cp = 1;
+  alone.layout.rank = alone.layout.zero = 0;
+  alone.layout.pp = alone.layout.chunks = 1;
+  alone.offload.optimizer = false;
   RandomGenerator generator(setup.seed);
   const GeneratorScope numbers(generator);
   const std::unique_ptr<Model> model = make_model(alone, on);

@@ -14,7 +14,7 @@ namespace thimble::models {
 
 nn::Certificate certify_training(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
-  if (options.setup.allows_lossy) {
+  if (options.setup.packing.is_allowed) {
     throw ValueError("certify: `allows_lossy` rounds gradients, so bits differ; leave it out");
   }
   if (options.budget_bytes == 0 && options.plan.empty()) {
@@ -55,7 +55,7 @@ nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
   plan.placement.clear();
   Training training(options, *prepared.data, options.device, plan);
   if (!options.resume.empty()) training.load(options.resume);
-  const Batch batch = prepared.data->batch(prepared.first_step, options.device, options.setup.dtype);
+  const Batch batch = prepared.data->batch(prepared.first_step, options.device, options.setup.precision.dtype);
   const nn::StepOptions& step = training.options();
   optim::RecordingOptions exact = step.recording;
   exact.plan = without_packing(step.recording.plan);

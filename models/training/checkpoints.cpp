@@ -37,7 +37,7 @@ std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model
     if (saved) list.push_back({std::string(one.identity.key), one.name(), saved->value, saved->usual});
   }
   // A checkpoint of adapters does not have the frozen base.
-  if (options.setup.lora_rank > 0) {
+  if (options.setup.lora.rank > 0) {
     list.push_back({"weights", "`weights` with the sum", options.setup.weights_sum, ""});
   }
   list.push_back({"tf32", "`allows_tf32`", options.allows_tf32 ? "allowed" : "", ""});

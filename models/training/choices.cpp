@@ -22,8 +22,8 @@ constexpr std::string_view tier_combinations[] = {"offloads_optimizer", "offload
                                                   "offloads_parameters offloads_gradients offloads_optimizer"};
 
 StateBytes state_bytes(Setup setup) {
-  setup.offload.clear(), setup.weights.clear();
-  setup.offloads_parameters = setup.offloads_optimizer = false;
+  setup.offload.to.clear(), setup.weights.clear();
+  setup.offload.parameters = setup.offload.optimizer = false;
   const std::unique_ptr<Model> model = make_model(setup, dry(cpu));
   StateBytes bytes;
   for (const nn::NamedTensor& p : model->parameters()) bytes.parameters += static_cast<double>(p.tensor.bytes());
@@ -99,9 +99,9 @@ class Levers {
 
   void add(std::vector<nn::Lever>& list, Change change) const {
     nn::Lever& lever = change.lever;
-    const bool is_new = setup_.offload.empty() && !change.setup.offload.empty();
+    const bool is_new = setup_.offload.to.empty() && !change.setup.offload.to.empty();
     Setup planned = change.setup;
-    if (is_new) planned.offload.clear();  // dry devices need no folder
+    if (is_new) planned.offload.to.clear();  // dry devices need no folder
     lever.plans = planner_options(planned, options_.device);
     if (is_new) {
       lever.plans.spilling.offloads = true;
@@ -186,8 +186,8 @@ void check_process_budget(const RunOptions& options) {
     throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
                      " are not known; expected cpu");
   }
-  if (options.setup.ranks > 1) {
-    throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.ranks) +
+  if (options.setup.layout.ranks > 1) {
+    throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.layout.ranks) +
                      " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
   }
 }
@@ -256,12 +256,12 @@ PlannedSetup::PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn:
       setup_(setup),
       planning_(std::move(planning)),
       outside_(outside),
-      first_rank_(setup.rank),
-      end_rank_(setup.rank + 1),
+      first_rank_(setup.layout.rank),
+      end_rank_(setup.layout.rank + 1),
       plans_(*this, planning_, choices_.costs) {
-  if (setup.ranks > 1 && (setup.zero == 3 || team_size(setup) > 1)) {
-    const int of_stage = setup.ranks / setup.pp;
-    first_rank_ = setup.rank / of_stage * of_stage;
+  if (setup.layout.ranks > 1 && (setup.layout.zero == 3 || team_size(setup) > 1)) {
+    const int of_stage = setup.layout.ranks / setup.layout.pp;
+    first_rank_ = setup.layout.rank / of_stage * of_stage;
     end_rank_ = first_rank_ + of_stage;
   }
   if (setup.micro_batches == auto_micro_batches) {
@@ -299,13 +299,13 @@ nn::Plan PlannedSetup::plan() const {
 
 std::shared_ptr<nn::Planner> PlannedSetup::planner() {
   const auto& planners = plans_.shapes().front()->planners;
-  if (!planners.empty() && first_rank_ == setup_.rank) return planners.front();
+  if (!planners.empty() && first_rank_ == setup_.layout.rank) return planners.front();
   return std::make_shared<nn::Planner>(choices_.run_of(setup_), choices_.device, choices_.costs, planning_.planner);
 }
 
 Setup PlannedSetup::of_rank(int rank) const {
   Setup setup = setup_;
-  setup.rank = rank;
+  setup.layout.rank = rank;
   setup.micro_batches = planning_.step.micro_batches;
   return setup;
 }
@@ -330,7 +330,7 @@ nn::Plan PlannedSetup::for_this_rank(nn::Plan plan, const nn::ExampleStep&, std:
   for (int rank = first_rank_; rank < end_rank_; ++rank) {
     nn::Plan placed = nn::place_anew(plan, choices_.run_of(of_rank(rank)), choices_.device);
     rank_bytes_.push_back(placed.peak_bytes);
-    if (rank == setup_.rank) own = std::move(placed);
+    if (rank == setup_.layout.rank) own = std::move(placed);
   }
   return own;
 }

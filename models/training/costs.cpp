@@ -65,8 +65,8 @@ nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::si
                      " are asked for; expected a run on the cpu, with the hardware " +
                      nn::hardware_list().front().name);
   }
-  if (setup.ranks > 1) {
-    throw ValueError("`measures`: not with `ranks` " + std::to_string(setup.ranks) +
+  if (setup.layout.ranks > 1) {
+    throw ValueError("`measures`: not with `ranks` " + std::to_string(setup.layout.ranks) +
                      ", which would measure other times and follow other plans; expected `times`");
   }
   if (setup.micro_batches == auto_micro_batches) {

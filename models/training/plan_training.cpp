@@ -31,9 +31,9 @@ void check_capture(const TrainOptions& options) {
 
 memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
                                    std::size_t data_bytes) {
-  const bool plans_offload = !setup.offload.empty() && has_budget;
-  const int tiers = (setup.offloads_optimizer ? 1 : 0) + (setup.offloads_parameters ? 1 : 0) +
-                    (setup.offloads_gradients ? 1 : 0) + (plans_offload ? 1 : 0);
+  const bool plans_offload = !setup.offload.to.empty() && has_budget;
+  const int tiers = (setup.offload.optimizer ? 1 : 0) + (setup.offload.parameters ? 1 : 0) +
+                    (setup.offload.gradients ? 1 : 0) + (plans_offload ? 1 : 0);
   return {.threads = thread_count(),
           .tier_threads = tiers * FileTier::Options().workers,
           .nodes = nodes,
@@ -67,7 +67,7 @@ nn::PlanSource plan_of_file(const PreparedTraining& prepared) {
   if (options.captures_steps)
     throw ValueError("`plan`: not with `captures_steps`, whose steps are placed in another way");
   const std::size_t steps = options.steps - prepared.first_step == 1 ? 1 : 2;
-  return [path = options.plan, steps, may_pack = options.setup.allows_lossy](
+  return [path = options.plan, steps, may_pack = options.setup.packing.is_allowed](
              const nn::MakeRun& make, memory::Device device, const nn::MakeTier& make_tier) {
     nn::Plan plan = nn::read_plan(path, make, device, make_tier, steps);
     if (plan.packed_bytes == 0 || may_pack) return plan;
@@ -91,8 +91,9 @@ void plan_training(PreparedTraining& prepared) {
   const Tf32Scope products(options.allows_tf32);  // plans use its rate
   const Setup given = options.setup;
   check_process_budget(options);
-  if (given.ranks > 1 && options.captures_steps) {
-    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(given.ranks) + "; expected one rank");
+  if (given.layout.ranks > 1 && options.captures_steps) {
+    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(given.layout.ranks) +
+                     "; expected one rank");
   }
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
   const bool is_searched = has_budget && options.plan.empty();
@@ -127,7 +128,7 @@ void plan_training(PreparedTraining& prepared) {
       throw nn::with_offers(error, offer_techniques(choices, options.setup));
     }
   };
-  if (is_searched && options.device == cpu && given.ranks == 1) {
+  if (is_searched && options.device == cpu && given.layout.ranks == 1) {
     nn::plan_in_bound(options.process_budget_bytes, plan);
   } else {
     plan();

@@ -30,18 +30,18 @@ namespace {
 // per element.
 void check_parts(const TrainOptions& options, bool is_text) {
   const Setup& setup = options.setup;
-  const bool has_stages = setup.ranks > 1 && setup.pp > 1;
+  const bool has_stages = setup.layout.ranks > 1 && setup.layout.pp > 1;
   if (team_size(setup) == 1 && !has_stages) return;
-  const std::string begin = (has_stages     ? "`pp`: " + std::to_string(setup.pp)
-                             : setup.cp > 1 ? "`cp`: " + std::to_string(setup.cp)
-                                            : "`tp`: " + std::to_string(setup.tp)) +
+  const std::string begin = (has_stages            ? "`pp`: " + std::to_string(setup.layout.pp)
+                             : setup.layout.cp > 1 ? "`cp`: " + std::to_string(setup.layout.cp)
+                                                   : "`tp`: " + std::to_string(setup.layout.tp)) +
                             " with ";
-  const std::string whole = has_stages ? "`pp` 1" : setup.cp > 1 ? "`cp` 1" : "`tp` 1";
+  const std::string whole = has_stages ? "`pp` 1" : setup.layout.cp > 1 ? "`cp` 1" : "`tp` 1";
   if (options.sample > 0) throw ValueError(begin + "`sample`; expected " + whole + ", or `sample` 0");
   if (has_stages && !setup.weights.empty()) {
     throw ValueError(begin + "`weights`: no rank has the whole model; expected `resume`, or `pp` 1");
   }
-  if (setup.tp == 1) return;
+  if (setup.layout.tp == 1) return;
   if (options.save.empty() && options.resume.empty()) return;
   const std::string optimizer = optimizer_name(setup, is_text);
   const DType state = optimizer_state(setup, is_text);
@@ -105,7 +105,7 @@ void check_files(const TrainOptions& options) {
   std::vector<Input> inputs{{"`data`", options.data},
                             {"`resume`", options.resume, "`save`"},
                             {"`weights`", options.setup.weights},
-                            {"`adapters`", options.setup.adapters},
+                            {"`adapters`", options.setup.lora.adapters},
                             {"`tokenizer`", options.setup.tokenizer},
                             {"`plan`", options.plan}};
   if (options.costs.measures) {
@@ -118,7 +118,7 @@ void check_files(const TrainOptions& options) {
 
 /// Checks the files that fine-tuning reads and writes.
 void check_fine_tuning(TrainOptions& options) {
-  const bool has_adapters = options.setup.lora_rank > 0;
+  const bool has_adapters = options.setup.lora.rank > 0;
   if (!has_adapters && !options.save_adapters.empty()) {
     throw ValueError("`save_adapters`: there are none; expected `lora_rank` beside it");
   }
@@ -155,7 +155,7 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
     const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
     options.costs.gpu = gpus.at(options.device.index).name;
   }
-  const bool has_files = options.setup.rank == 0;  // only rank 0 writes
+  const bool has_files = options.setup.layout.rank == 0;  // only rank 0 writes
   if (has_files) check_files(options);
   {
     const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
@@ -184,11 +184,11 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   }
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
-    if (!options.setup.weights.empty() && options.setup.lora_rank == 0) {
+    if (!options.setup.weights.empty() && options.setup.lora.rank == 0) {
       throw ValueError("`weights`: not with `resume`, whose checkpoint has all parameters; leave out one of them");
     }
   }
-  if (options.setup.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
+  if (options.setup.layout.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
   if (!has_files) return;
   // With several ranks, the parameters' bytes may be away but their shapes are here; the other ranks' state adds up.
   std::uint64_t others_bytes = 0;
@@ -245,7 +245,7 @@ PreparedTraining open_training(TrainOptions options) {
 }
 
 void require_alike(const PreparedTraining& prepared) {
-  if (prepared.options.setup.ranks == 1 || prepared.options.ranks == nullptr) return;
+  if (prepared.options.setup.layout.ranks == 1 || prepared.options.ranks == nullptr) return;
   dist::require_alike(*prepared.options.ranks, "train", prepared.traits);
 }
 

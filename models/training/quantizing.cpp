@@ -197,8 +197,8 @@ nn::MakeRun int8_inference_run(const Setup& setup) {
 
 QuantizeReport quantize(const QuantizeOptions& options) {
   QuantizeOptions o = options;
-  if (o.setup.dtype != DType::f32)
-    throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; expected f32");
+  if (o.setup.precision.dtype != DType::f32)
+    throw ValueError("`dtype`: " + std::string(to_string(o.setup.precision.dtype)) + "; expected f32");
   check_outputs({{"`save`", o.save, &file_kinds::weights}},
                 {{"`weights`", o.weights}, {"`data`", o.data}, {"`tokenizer`", o.setup.tokenizer}}, o.overwrites);
   const WeightFacts facts = read_weight_facts(o.weights);

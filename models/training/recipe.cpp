@@ -101,7 +101,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
     text += is_data ? "other data: " + at(before, data_name_key) + ", " + old + " -> " + name_of_data(options) + ", " +
                           part.value
                     : part.option + " " + (old == several_stages ? "2 or more" : old) + " -> " +
-                          (is_now_in_stages ? std::to_string(options.setup.pp) : part.value);
+                          (is_now_in_stages ? std::to_string(options.setup.layout.pp) : part.value);
   }
   return text;
 }
@@ -133,7 +133,7 @@ std::string sum_of_adapters(const std::string& folder) {
 
 /// Whether ranks must plan with the same inputs: they follow one plan, or it determines bits.
 bool plans_alike(const Setup& setup) {
-  return setup.zero == 3 || team_size(setup) > 1 || setup.pp > 1 || setup.allows_lossy ||
+  return setup.layout.zero == 3 || team_size(setup) > 1 || setup.layout.pp > 1 || setup.packing.is_allowed ||
          setup.micro_batches == auto_micro_batches;
 }
 
@@ -163,7 +163,7 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add("`tokenizer`", data.tokenizer());
   add("`seed`", std::to_string(setup.seed));
   add("sum of `weights`", setup.weights_sum);
-  add("sum of `adapters`", sum_of_adapters(setup.adapters));
+  add("sum of `adapters`", sum_of_adapters(setup.lora.adapters));
   add("sum of `resume`", sum_of_checkpoint(options.resume));
   const auto add_techniques = [&](OnRanks kind, const std::string& suffix) {
     for (const Technique& one : techniques()) {
@@ -197,7 +197,7 @@ std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset&
   add("`budget_bytes`", options.budget_bytes == 0 ? "" : std::to_string(options.budget_bytes));
   add("sum of `plan`", sum_of_file(options.plan));
   add("sum of `times`", sum_of_file(options.costs.times));
-  add_switch("`offload`", !setup.offload.empty());
+  add_switch("`offload`", !setup.offload.to.empty());
   add_techniques(OnRanks::with_plans, "");
   return list;
 }

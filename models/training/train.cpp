@@ -25,7 +25,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.clip_norm = clip_norm(setup, prepared.is_text);
   const nn::TrainerOptions chosen = trainer_options(options, options.device);
   nn::RunNeed need{options.budget_bytes, prepared.plan.peak_bytes, prepared.plan.placement, std::nullopt, true};
-  if (setup.ranks == 1) need.outside = outside_facts(prepared);
+  if (setup.layout.ranks == 1) need.outside = outside_facts(prepared);
   const nn::Engine engine(chosen, std::move(need));
   if (watcher) watcher(engine.stack());
   const ResourceScope scope(engine.stack().top);
@@ -39,7 +39,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.full_state = training->optimizer().kept_full();
   const nn::LoopOptions looped{.resumed_steps = prepared.first_step,
                                .items_per_step = static_cast<double>(setup.batch * prepared.data->items_per_sample()),
-                               .ranks = setup.ranks > 1 ? options.ranks : nullptr};
+                               .ranks = setup.layout.ranks > 1 ? options.ranks : nullptr};
   engine.run(*training, looped, observer, control, report);
   if (!training->sample().empty()) report.sample = prepared.data->decode(training->sample());
   training->rest();

@@ -49,7 +49,7 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
 }  // namespace
 
 BatchShare share_of(const Setup& setup) {
-  if (setup.ranks == 1) return {};
+  if (setup.layout.ranks == 1) return {};
   return {data_rank(setup), data_ranks(setup), setup.micro_batches};
 }
 
@@ -82,7 +82,7 @@ nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device d
   chosen.rate = [options, rate = optimizer_numbers(setup).rate](std::int64_t step) {
     return rate_at(options, rate, step);
   };
-  chosen.offload.gradients = setup.offloads_gradients;
+  chosen.offload.gradients = setup.offload.gradients;
   chosen.planner.make_tier = [setup](memory::Device on) { return make_tier(setup, on, "offloads_gradients"); };
   chosen.is_strict = options.is_strict;
   chosen.captures_steps = options.captures_steps;
@@ -113,21 +113,21 @@ class ModelProgram::Run final : public nn::ProgramRun {
   optim::Optimizer& optimizer(std::size_t) override { return *parts_.optimizer; }
   std::vector<nn::Module*> modules() override { return {parts_.model.get()}; }
   void take_batch(std::int64_t step) override {
-    if (data_ != nullptr) batch_ = data_->batch(step, device_, options_.setup.dtype);
+    if (data_ != nullptr) batch_ = data_->batch(step, device_, options_.setup.precision.dtype);
   }
   void drop_batch() noexcept override {
     if (data_ != nullptr) batch_ = {};
   }
   void load_batch(std::int64_t step) override {
     if (data_ == nullptr || device_.is_dry) return;
-    const Batch next = data_->batch(step, cpu, options_.setup.dtype);
+    const Batch next = data_->batch(step, cpu, options_.setup.precision.dtype);
     nn::load_input(batch_.input, next.input);
     nn::load_input(batch_.target, next.target);
     if (batch_.mask.defined()) nn::load_input(batch_.mask, next.mask);
     batch_.counts = next.counts;
   }
   void prepare_batch(std::int64_t step) override {
-    if (data_ != nullptr) data_->prepare(step, options_.setup.dtype);
+    if (data_ != nullptr) data_->prepare(step, options_.setup.precision.dtype);
   }
   std::vector<optim::MicroBatch> weights(std::int64_t count) override {
     if (data_ == nullptr || (count == 1 && parts_.ranks == nullptr)) return {};
@@ -193,7 +193,7 @@ void ModelProgram::Run::draw_batch() {
   const std::int64_t classes = model.is_text() ? model.options().vocabulary : model.options().classes;
   batch_.target = random_classes(batch_.target.shape(), classes, device_);
   batch_.input = model.is_text() ? random_classes(batch_.input.shape(), classes, device_)
-                                 : randn(batch_.input.shape(), options_.setup.dtype, device_);
+                                 : randn(batch_.input.shape(), options_.setup.precision.dtype, device_);
 }
 
 /// Scores (N, K) of images, or the mean loss over tokens; undefined on all stages of a pipeline but the last.
@@ -228,7 +228,7 @@ nn::Evaluation ModelProgram::Run::evaluate() {
   for (std::int64_t i = 0; i < count; ++i) {
     if (is_settled && i + 1 < count) continue;
     const ParameterUse use;
-    const Batch batch = data_->validation_batch(i, device_, options_.setup.dtype);
+    const Batch batch = data_->validation_batch(i, device_, options_.setup.precision.dtype);
     const std::int64_t all_samples = batch.target.size(0);
     bool is_part_settled = false;
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
@@ -264,7 +264,7 @@ nn::RankFiles ModelProgram::Run::rank_files() {
   const Setup& setup = options_.setup;
   if (whole_.empty()) {
     whole_ = models::whole_state(setup, device_);
-    if (setup.rank == 0 && setup.pp > 1) later_ = later_stages(setup, device_);
+    if (setup.layout.rank == 0 && setup.layout.pp > 1) later_ = later_stages(setup, device_);
     others_ = tensors_of_others(setup, device_, *parts_.model);
   }
   return {whole_, later_, others_};
@@ -277,7 +277,7 @@ void ModelProgram::Run::visit_save_weights() {
 
 void ModelProgram::Run::save_weights() {
   const Setup& setup = options_.setup;
-  if (!options_.save_adapters.empty() && setup.rank == 0) {
+  if (!options_.save_adapters.empty() && setup.layout.rank == 0) {
     nn::save_adapters(*parts_.model, options_.save_adapters, adapter_files(setup, *parts_.model));
   }
   if (options_.save_weights.empty()) return;

@@ -124,7 +124,7 @@ nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& s
                               std::span<const nn::ShardedChild> table) {
   const dist::Team& group = sizes.team;
   if (group.parts == 1) return on;
-  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " parts: ";
+  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " shards: ";
   const auto divides = [&](std::int64_t count, const char* what) {
     if (count % group.parts == 0) return;
     throw ValueError(start + std::to_string(count) + " " + what + "; expected a divisor");

@@ -22,10 +22,10 @@ TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
   const dist::Team& group = options.team;
   if (group.parts == 1) return;
   const bool is_cut = group.cuts_layers();
-  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " parts: ";
+  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " shards: ";
   if (is_cut && options.vocabulary < group.parts) {
     throw ValueError(start + "a vocabulary of " + std::to_string(options.vocabulary) +
-                     " tokens; expected at most as many parts");
+                     " tokens; expected at most as many shards");
   }
   if (group.cuts_sequence && options.sequence % group.parts != 0) {
     throw ValueError(start + "a sequence of " + std::to_string(options.sequence) + " tokens; expected a divisor");
@@ -154,7 +154,7 @@ Tensor TokenModel::forward(const Tensor& ids, const Tensor& mask) {
     throw ValueError(std::string(path_name(path())) + ": scores of a " +
                      (options_.team.cuts_layers() ? "vocabulary" : "sequence") + " in " +
                      std::to_string(options_.team.parts) +
-                     " parts, which are never side by side; expected loss(), or one part");
+                     " shards, which are never side by side; expected loss(), or one shard");
   }
   const Tensor x = features(ids, {.mask = mask});
   return has_head() ? logits(x) : x;
@@ -213,7 +213,7 @@ Tensor Decoder::extend(const Tensor& ids, nn::KvCache& cache) {
 void Decoder::check_extension(const Tensor& ids, const nn::KvCache& cache) const {
   const std::string name(path_name(path()));
   if (options_.team.parts > 1) {
-    throw ValueError(name + ": a cache with blocks in parts; expected whole blocks");
+    throw ValueError(name + ": a cache with sharded blocks; expected whole blocks");
   }
   const nn::KvCacheSizes own = cache_sizes();
   const nn::KvCacheSizes& other = cache.sizes();

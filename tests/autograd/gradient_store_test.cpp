@@ -173,10 +173,10 @@ TEST_CASE("gradient store: a run needs what its dry run says, and less than with
   models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 4, setup.sizes.heads = 4, setup.sizes.width = 256, setup.sizes.sequence = 16;
-  setup.optimizer = "sgd";
+  setup.optimizer.name = "sgd";
   setup.batch = 1;
   const std::size_t here = nn::profile_training(dry(cpu), models::zero_batch_run(setup)).peak_bytes;
-  setup.offloads_gradients = true;
+  setup.offload.gradients = true;
   store_run_test::check(setup, folder, here);
 }
 

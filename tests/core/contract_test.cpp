@@ -38,7 +38,7 @@ models::Setup make_setup(const char* model, std::int64_t batch, const char* opti
   models::Setup setup;
   setup.model = model;
   setup.batch = batch;
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   setup.sizes = sizes;
   return setup;
 }
@@ -56,7 +56,7 @@ models::ModelOptions image_sizes(std::int64_t image, std::int64_t width = 0) {
 }
 
 std::string describe(const models::Setup& setup) {
-  return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
+  return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer.name;
 }
 
 }  // namespace

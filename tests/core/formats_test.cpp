@@ -549,7 +549,7 @@ TEST_CASE("tf32: plans for a GPU count with its rate where it is switched on", "
   const models::PlanReport fast = models::make_plan(options);
   CHECK(fast.plan.step_s < 0.5 * plain.plan.step_s);
   CHECK(fast.plan.peak_bytes == plain.plan.peak_bytes);
-  options.setup.dtype = DType::bf16;
+  options.setup.precision.dtype = DType::bf16;
   const double narrow = models::make_plan(options).plan.step_s;
   options.allows_tf32 = false;
   CHECK(models::make_plan(options).plan.step_s == narrow);

@@ -31,10 +31,10 @@ std::uint64_t waits() { return kernels::device_runtime(cuda()).synchronization_c
 models::Setup text_setup(const char* optimizer) {
   models::Setup setup;
   setup.model = "char-gpt";
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 16, setup.sizes.sequence = 8;
   setup.sizes.vocabulary = 40, setup.sizes.dropout = 0.1;
-  setup.clip_norm = 1;
+  setup.optimizer.clip_norm = 1;
   setup.batch = 4;
   return setup;
 }
@@ -42,7 +42,7 @@ models::Setup text_setup(const char* optimizer) {
 models::Setup image_setup(const char* optimizer) {
   models::Setup setup;
   setup.model = "resnet18";
-  setup.optimizer = optimizer;
+  setup.optimizer.name = optimizer;
   setup.sizes.image = 8, setup.sizes.width = 4, setup.sizes.classes = 5;
   setup.batch = 2;
   return setup;
@@ -66,10 +66,10 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
                              {"updates in backward", text_setup("adamw")},
                              {"bf16, rounded stochastically", text_setup("adamw")}};
   cases[4].setup.micro_batches = 2;
-  cases[5].setup.fuses_optimizer = true, cases[5].setup.clip_norm = 0;
+  cases[5].setup.fuses_optimizer = true, cases[5].setup.optimizer.clip_norm = 0;
   models::set_precision(cases[6].setup, "bf16-stochastic");
   for (const Case& c : cases) {
-    INFO(c.setup.model << ", " << c.setup.optimizer << ": " << c.name);
+    INFO(c.setup.model << ", " << c.setup.optimizer.name << ": " << c.name);
     const memory::Stack stack =
         memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), models::zero_batch_run(c.setup))});
     const ResourceScope scope(stack.top);

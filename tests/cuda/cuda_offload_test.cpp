@@ -138,9 +138,9 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
                          Row{"gradients", false, true, 0}, Row{"all", true, true, budget - 2 * mib}}) {
     INFO(row.name);
     models::TrainOptions options = gpt(cuda());
-    options.setup.offload = "host";
-    options.setup.offloads_optimizer = row.optimizer;
-    options.setup.offloads_gradients = row.gradients;
+    options.setup.offload.to = "host";
+    options.setup.offload.optimizer = row.optimizer;
+    options.setup.offload.gradients = row.gradients;
     options.budget_bytes = row.budget_bytes;
     options.save = folder / row.name;
     const Run away = run(options);
@@ -164,7 +164,7 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   options.budget_bytes = std::size_t{1} << 40;
   const std::size_t most = models::make_plan(options).keep_everything_bytes;
   options.budget_bytes = most - 4 * mib;
-  options.setup.offload = "host", options.setup.offloads_optimizer = options.setup.offloads_gradients = true;
+  options.setup.offload.to = "host", options.setup.offload.optimizer = options.setup.offload.gradients = true;
   const models::PlanReport report = models::make_plan(options);
   REQUIRE(report.is_feasible);
   const nn::Plan& plan = report.plan;
@@ -191,7 +191,7 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
   const ResourceScope scope(stack.top);
   models::Setup setup = gpt(cuda()).setup;
   setup.sizes.layers = 1, setup.sizes.vocabulary = 40;
-  setup.offload = "host", setup.offloads_gradients = true;
+  setup.offload.to = "host", setup.offload.gradients = true;
   const auto train = models::zero_batch_run(setup)(cuda());
   {
     const emulated::PinnedBound none(0);
@@ -204,12 +204,12 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
 
 TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offload]") {
   models::Setup setup = gpt(cpu).setup;
-  setup.offloads_gradients = true;
-  setup.offload = "/var/tmp";
+  setup.offload.gradients = true;
+  setup.offload.to = "/var/tmp";
   CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cuda()); }),
                  "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; expected host"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cuda())), ValueError);
-  setup.offload = "host";
+  setup.offload.to = "host";
   CHECK(models::planner_options(setup, cuda()).spilling.offloads);
   CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cpu)), ValueError);
@@ -226,7 +226,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   CHECK(proposed == std::vector<std::string>{"", "`head` chunked", "`feed_forward` tiled",
                                              "`head` chunked `feed_forward` tiled", "`offloads_optimizer`",
                                              "`offloads_parameters`", "`offloads_parameters` `offloads_optimizer`"});
-  setup.offload.clear();
+  setup.offload.to.clear();
   CHECK(contains(refusal<Error>([&] { models::zero_batch_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
 }
 
@@ -246,7 +246,7 @@ TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned
 
   models::Setup setup = gpt(cuda()).setup;
   setup.sizes.vocabulary = 40;
-  setup.offload = "host";
+  setup.offload.to = "host";
   nn::Hardware bus = nn::hardware("h100-80gb"), disk = bus;
   disk.tier_bytes_per_s = nn::hardware("cpu").tier_bytes_per_s;
   const nn::PlannerOptions options = models::planner_options(setup, cuda());

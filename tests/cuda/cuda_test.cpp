@@ -205,7 +205,7 @@ class Noted final : public nn::TrainingRun {
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+        model_(models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype})),
         optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_.clip_norm = 1;
@@ -252,7 +252,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
     setup.model = c.model;
     setup.sizes = c.sizes;
     setup.batch = 2;
-    setup.optimizer = c.optimizer;
+    setup.optimizer.name = c.optimizer;
     std::vector<double> losses;
     const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<Noted>(setup, device, losses); };
     const nn::MemoryProfile predicted = nn::profile_training(dry(cuda()), make, 3);

@@ -37,7 +37,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
   for (const DType dtype : {DType::f32, DType::bf16}) {
     INFO(to_string(dtype));
     models::TrainOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
-    here.setup.dtype = there.setup.dtype = dtype;
+    here.setup.precision.dtype = there.setup.precision.dtype = dtype;
     const Run expected = run(here);
     there.save = folder / "half.safetensors";
     there.save_every = 2;
@@ -55,7 +55,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
     models::TrainOptions first = there, second = tiny("char-gpt", cuda());
     first.steps = 2;
     first.warmup = second.warmup = 0;
-    second.setup.dtype = dtype;
+    second.setup.precision.dtype = dtype;
     run(first);
     second.resume = first.save;
     const Run rest = run(second);
@@ -70,7 +70,7 @@ TEST_CASE("cuda train: blocks in parts write and read files of whole layers", "[
   if (!has_cuda()) return;
   const TemporaryFolder folder;
   models::TrainOptions whole = tiny("char-gpt", cuda());
-  whole.setup.tp = 2;
+  whole.setup.layout.tp = 2;
   models::TrainOptions first = whole, second = whole;
   first.steps = 2;
   first.save = folder / "half", first.save_weights = folder / "weights";

@@ -66,11 +66,11 @@ constexpr std::int64_t samples = 2;  // per micro-batch
 models::Setup setup_of(const Case& c, int ranks) {
   models::Setup setup;
   setup.model = c.model;
-  setup.optimizer = c.optimizer;
+  setup.optimizer.name = c.optimizer;
   if (*c.precision != 0) models::set_precision(setup, c.precision);
-  if (c.fp8_margin > 0) setup.fp8_margin = c.fp8_margin;
+  if (c.fp8_margin > 0) setup.precision.fp8_margin = c.fp8_margin;
   setup.batch = samples * c.micro_batches * ranks;
-  setup.clip_norm = c.clip;
+  setup.optimizer.clip_norm = c.clip;
   if (std::string(c.model) == "resnet18") {
     setup.sizes.image = 16, setup.sizes.width = 8;
   } else {
@@ -100,7 +100,7 @@ models::Batch batch_of(const models::Model& model, const models::Setup& setup, s
   if (model.is_text()) {
     fill_classes(batch.input, classes, false);
   } else {
-    copy_into(batch.input, randn(batch.input.shape(), setup.dtype));
+    copy_into(batch.input, randn(batch.input.shape(), setup.precision.dtype));
   }
   return batch;
 }
@@ -120,7 +120,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   std::unique_ptr<dist::DataParallel> parallel;
   if (ranks != nullptr) {
     dist::DataParallelOptions options{.zero = zero, .buckets = {.bytes = c.bucket_bytes}};
-    options.buckets.keeps_parameters = setup.optimizer == "adafactor";
+    options.buckets.keeps_parameters = setup.optimizer.name == "adafactor";
     parallel = std::make_unique<dist::DataParallel>(*ranks, model->trainable(), options);
   }
   const auto optimizer =

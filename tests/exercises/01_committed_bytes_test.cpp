@@ -14,7 +14,7 @@ namespace {
 
 nn::MemoryProfile resnet(std::int64_t batch, const char* optimizer, memory::Device device) {
   models::Setup setup;
-  setup.model = "resnet18", setup.sizes.image = 32, setup.batch = batch, setup.optimizer = optimizer;
+  setup.model = "resnet18", setup.sizes.image = 32, setup.batch = batch, setup.optimizer.name = optimizer;
   return nn::profile_training(device, models::zero_batch_run(setup));
 }
 

@@ -77,7 +77,7 @@ TEST_CASE("exercise 10.2: the same sum in another order", "[exercise]") {
 
 TEST_CASE("exercise 10.3: where gradients are at the peak", "[exercise]") {
   const auto saved = [](models::Setup setup) {
-    setup.clip_norm = 0;
+    setup.optimizer.clip_norm = 0;
     const std::size_t before = live_peak(setup);
     setup.fuses_optimizer = true;
     return static_cast<double>(before - live_peak(setup)) / static_cast<double>(before);

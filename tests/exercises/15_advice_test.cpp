@@ -38,9 +38,9 @@ TEST_CASE("exercise 15.1: when half is optimizer state", "[exercise]") {
 TEST_CASE("exercise 15.2: what changes bytes", "[exercise]") {
   models::Setup setup = gpt(2);
   const std::size_t before = profile(setup).peak_bytes;
-  setup.rate = 1e-5;
+  setup.optimizer.rate = 1e-5;
   CHECK(profile(setup).peak_bytes == before);
-  setup.optimizer = "sgd";
+  setup.optimizer.name = "sgd";
   CHECK(profile(setup).peak_bytes < before);
 }
 

@@ -45,7 +45,7 @@ class NotedRun final : public nn::TrainingRun {
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+        model_(models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype})),
         optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_.clip_norm = 1;
@@ -81,8 +81,8 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     setup.model = c.model;
     setup.sizes = c.sizes;
     setup.batch = c.batch;
-    setup.optimizer = c.optimizer;
-    INFO(setup.model << ", batch " << setup.batch << ", " << setup.optimizer);
+    setup.optimizer.name = c.optimizer;
+    INFO(setup.model << ", batch " << setup.batch << ", " << setup.optimizer.name);
     std::vector<std::uint32_t> losses;
     const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
 
@@ -131,7 +131,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
   models::Setup setup;
   setup.model = "mlp";
   setup.batch = 16;
-  setup.optimizer = "momentum";
+  setup.optimizer.name = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   for (const memory::Device device : {cpu, dry(cpu)}) {
@@ -158,7 +158,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   models::Setup setup;
   setup.model = "mlp";
   setup.batch = 16;
-  setup.optimizer = "momentum";
+  setup.optimizer.name = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);

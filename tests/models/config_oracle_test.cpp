@@ -120,7 +120,7 @@ double trained_loss(const std::string& folder, const Json& row) {
   models::TrainOptions options;
   options.setup.model = row.at("model");
   options.setup.sizes = options_for(row);
-  options.setup.batch = 1, options.setup.rate = 0, options.setup.weight_decay = 0;
+  options.setup.batch = 1, options.setup.optimizer.rate = 0, options.setup.optimizer.weight_decay = 0;
   options.setup.weights = folder, options.data = data, options.steps = 1;
   return models::train(models::prepare_training(options)).evaluation->loss;
 }

@@ -40,7 +40,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
     INFO(row.model);
     models::Setup setup;
     setup.model = row.model;
-    setup.optimizer = row.optimizer;
+    setup.optimizer.name = row.optimizer;
     setup.sizes.build = models::Build::textbook;
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope scope(stack.top);

@@ -161,7 +161,7 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
       {"adamw", text_setup()},  // with clipping and dropout
       {"adamw8", text_setup()},
       {"adafactor", text_setup(), [](models::Setup& s) { s.micro_batches = 2; }},
-      {"sgd", text_setup(), [](models::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; }},
+      {"sgd", text_setup(), [](models::Setup& s) { s.fuses_optimizer = true, s.optimizer.clip_norm = 0; }},
       {"momentum", image_setup()},  // updates the statistics of batch norm
       {"momentum8", image_setup()},
       {"adamw", text_setup(), [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"); }},
@@ -171,9 +171,9 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
   };
   for (const Case& c : cases) {
     models::Setup setup = c.setup;
-    setup.optimizer = c.optimizer;
+    setup.optimizer.name = c.optimizer;
     c.change(setup);
-    INFO(setup.model << " " << c.optimizer << " " << setup.precision);
+    INFO(setup.model << " " << c.optimizer << " " << setup.precision.policy);
     const Result eager = train(setup, false), recorded = train(setup, true);
     CHECK(recorded.losses == eager.losses);
     CHECK((recorded.state == eager.state));
@@ -313,7 +313,7 @@ TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates
   if (!has_cuda()) return;
   const auto run = [](memory::Device device, bool is_recorded, std::vector<std::vector<double>>* state) {
     models::Setup setup = text_setup();
-    setup.clip_norm = 0;
+    setup.optimizer.clip_norm = 0;
     optim::GradScaler scaler({.scale = 1024, .is_dynamic = false});
     Net net(setup, device, &scaler);
     std::unique_ptr<nn::CapturedStep> recorded;

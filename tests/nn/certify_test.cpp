@@ -215,7 +215,7 @@ TEST_CASE("certify: a training run of the program", "[certify]") {
   CHECK(of_parts.holds());
   CHECK(of_parts.tensors[index_of(nn::Compared::gradient)] ==
         2 * certificate.tensors[index_of(nn::Compared::gradient)]);
-  options.setup.allows_lossy = true;
+  options.setup.packing.is_allowed = true;
   CHECK_THROWS_AS(models::certify_training(models::prepare_training(options)), ValueError);
 }
 

@@ -55,7 +55,7 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
   CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
   costs.operators[3] = nn::operator_text(graph, 3);
   models::Setup narrow = small_gpt(4);
-  narrow.dtype = DType::bf16;
+  narrow.precision.dtype = DType::bf16;
   CHECK_THROWS_WITH(nn::node_times(graph_of(narrow), costs),
                     Catch::Contains(" bf16, ") && Catch::Contains(" f32 was measured; expected `times` of the same"));
   costs.operators.pop_back();

@@ -214,10 +214,10 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
     return std::string();
   };
   CHECK(refused([](models::Setup&) {}).empty());
-  CHECK(contains(refused([](models::Setup& s) { s.offload = "x"; }), "not with `offload` x, "));
-  CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_optimizer = true; }),
+  CHECK(contains(refused([](models::Setup& s) { s.offload.to = "x"; }), "not with `offload` x, "));
+  CHECK(contains(refused([](models::Setup& s) { s.offload.to = "x", s.offload.optimizer = true; }),
                  "not with `offloads_optimizer`"));
-  CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_gradients = true; }),
+  CHECK(contains(refused([](models::Setup& s) { s.offload.to = "x", s.offload.gradients = true; }),
                  "not with `offloads_gradients`"));
   CHECK(refused([](models::Setup& s) { models::set_precision(s, "O2"); }).empty());
   const TemporaryFolder folder;

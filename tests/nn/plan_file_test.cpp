@@ -201,8 +201,8 @@ TEST_CASE("plan file: a plan of another key names the first thing that differs",
   says(with([](auto& o) { o.setup.sizes.layers = 5; }), "step: the plan has");
   says(with([](auto& o) { o.setup.sizes.sequence = 47; }),
        "(48, 64)', here it is 'f32 (47, 64)'; expected the dtype, the");
-  says(with([](auto& o) { o.setup.clip_norm = 0; }), "step: the plan has '1 micro-batches, clipped");
-  says(with([](auto& o) { o.setup.optimizer = "sgd"; }), "adamw");
+  says(with([](auto& o) { o.setup.optimizer.clip_norm = 0; }), "step: the plan has '1 micro-batches, clipped");
+  says(with([](auto& o) { o.setup.optimizer.name = "sgd"; }), "adamw");
   says(with([](auto& o) { o.setup.micro_batches = 2; }), "2 micro-batches");
   {
     const testing::Threads two(2);
@@ -347,8 +347,8 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
 TEST_CASE("plan file: the bytes in a tier are read", "[plan]") {
   models::PlanOptions options;
   options.setup = filed_options().setup, options.data = "synthetic";
-  options.setup.offload = offload_test::disk_folder(), options.setup.offloads_optimizer = true;
-  if (options.setup.offload.empty()) return;
+  options.setup.offload.to = offload_test::disk_folder(), options.setup.offload.optimizer = true;
+  if (options.setup.offload.to.empty()) return;
   const files_test::TemporaryFolder folder;
   const models::PlanReport report = models::make_plan(options);
   nn::write_plan(folder / "plan.json", report.plan);

@@ -40,7 +40,7 @@ models::TrainOptions training(const std::string& data, const std::string& precis
   options.schedule = "cosine";
   options.warmup = 50;
   options.eval_batches = 64;
-  options.setup.optimizer = optimizer;
+  options.setup.optimizer.name = optimizer;
   models::set_precision(options.setup, precision);
   return options;
 }

@@ -230,7 +230,7 @@ TEST_CASE("precision: what contradicts a policy is refused", "[precision]") {
   models::Setup setup;
   setup.model = "char-gpt";
   models::set_precision(setup, "O2");
-  CHECK(setup.dtype == DType::f16);
+  CHECK(setup.precision.dtype == DType::f16);
   CHECK(error_of(setup).empty());
   setup.fuses_optimizer = true;
   CHECK(error_of(setup).starts_with("`fuses_optimizer`: not with `precision` O2"));
@@ -239,10 +239,10 @@ TEST_CASE("precision: what contradicts a policy is refused", "[precision]") {
   CHECK(error_of(setup).starts_with("`head`: chunked is not for `precision` O2"));
   models::set_precision(setup, "bf16");
   setup.fuses_optimizer = true;
-  setup.clip_norm = 0;
+  setup.optimizer.clip_norm = 0;
   CHECK(error_of(setup).empty());
-  setup.dtype = DType::f32;
+  setup.precision.dtype = DType::f32;
   CHECK(error_of(setup).starts_with("`dtype`: f32 contradicts `precision` bf16, whose parameters are bf16"));
   CHECK_THROWS_AS(models::set_precision(setup, "half"), ValueError);
-  CHECK(setup.precision == "bf16");
+  CHECK(setup.precision.policy == "bf16");
 }

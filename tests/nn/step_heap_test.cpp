@@ -87,22 +87,22 @@ TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
     models::Setup setup;
     setup.model = model;
     setup.batch = 2;
-    setup.optimizer = optimizer;
+    setup.optimizer.name = optimizer;
     setup.sizes = sizes;
     return setup;
   };
   std::vector<models::Setup> setups = {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)};
   for (const char* precision : {"O1", "O2", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-current", "fp8-block"}) {
     setups.push_back(setup_of("char-gpt", "adamw8", text));
-    setups.back().precision = precision;
-    setups.back().dtype = nn::precision(precision).parameters;
+    setups.back().precision.policy = precision;
+    setups.back().precision.dtype = nn::precision(precision).parameters;
   }
   for (const char* optimizer : {"sgd", "momentum8", "adafactor"}) {
     setups.push_back(setup_of("resnet18", optimizer, image));
     setups.back().micro_batches = 2;
   }
   for (const models::Setup& setup : setups) {
-    INFO(setup.model << ", " << setup.optimizer << ", " << setup.precision);
+    INFO(setup.model << ", " << setup.optimizer.name << ", " << setup.precision.policy);
     const memory::Stack stack = memory::make_resource(cpu);
     const ResourceScope scope(stack.top);
     const auto run = models::zero_batch_run(setup)(cpu);

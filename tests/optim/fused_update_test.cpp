@@ -44,7 +44,7 @@ class FusedRun final : public nn::TrainingRun {
   FusedRun(const Form& form, memory::Device device) : form_(form), generator_(7), scope_(generator_) {
     models::Setup setup;
     setup.model = form.model;
-    setup.optimizer = form.optimizer;
+    setup.optimizer.name = form.optimizer;
     if (is("char-gpt")) {
       setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 16, setup.sizes.sequence = 8;
       setup.sizes.vocabulary = 11, setup.sizes.dropout = 0.1, setup.sizes.head = form.head;

@@ -237,7 +237,7 @@ TEST_CASE("micro-batches: weights change no byte of a step, and a dry run needs 
 TEST_CASE("micro-batches: the program's batches count their targets, and a step in parts is the whole one's") {
   models::TrainOptions options;
   options.setup.model = "bert-base";
-  options.setup.dtype = DType::f64;
+  options.setup.precision.dtype = DType::f64;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 8;
   options.setup.sizes.sequence = 10, options.setup.sizes.dropout = 0.1;
   options.setup.batch = 4;

@@ -303,17 +303,17 @@ models::Setup setup_of(const char* policy, const std::string& optimizer) {
   setup.sizes.layers = 1, setup.sizes.heads = 2, setup.sizes.width = 32, setup.sizes.sequence = 12;
   setup.sizes.vocabulary = 40;
   setup.batch = 4;
-  setup.optimizer = optimizer;
-  if (optimizer == "adamw" || optimizer == "momentum") setup.state = DType::bf16;
+  setup.optimizer.name = optimizer;
+  if (optimizer == "adamw" || optimizer == "momentum") setup.optimizer.state = DType::bf16;
   models::set_precision(setup, policy);
   return setup;
 }
 
 /// Bytes of the optimizer's state by theory.
 std::int64_t theory_of(const models::Setup& setup) {
-  const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(setup.precision));
-  if (setup.optimizer == "adafactor") return theory.factored_state().optimizer;
-  const std::int64_t moments = setup.optimizer.starts_with("adam") ? 2 : 1;
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(setup.precision.policy));
+  if (setup.optimizer.name == "adafactor") return theory.factored_state().optimizer;
+  const std::int64_t moments = setup.optimizer.name.starts_with("adam") ? 2 : 1;
   const optim::MomentFormat format{.dtype = models::optimizer_state(setup, true)};
   return theory.state(moments, format).optimizer;
 }
@@ -384,7 +384,7 @@ TEST_CASE("narrow state under a policy: updates in backward have the bits of upd
     for (const char* const optimizer : optimizers) {
       INFO(policy << ", " << optimizer);
       models::Setup setup = setup_of(policy, optimizer);
-      setup.clip_norm = 0;
+      setup.optimizer.clip_norm = 0;
       Net after(setup);
       for (int i = 0; i < 3; ++i) after.step();
       setup.fuses_optimizer = true;

@@ -242,7 +242,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
   // GPT-2: 2.05 bytes per parameter, including all state in f32.
   models::Setup setup;
   setup.model = "gpt2";
-  setup.optimizer = "adamw8";
+  setup.optimizer.name = "adamw8";
   const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
   const auto optimizer = models::make_optimizer(setup, *model);
   CHECK(std::string(optimizer->name()) == "adamw8");
@@ -251,7 +251,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
   CHECK(optimizer->state_bytes() == formula);
   CHECK(static_cast<double>(formula) <= 2.05 * static_cast<double>(model->parameter_count()));
   CHECK(static_cast<double>(formula) >= 2.03125 * static_cast<double>(model->parameter_count()));
-  setup.full_state = {"wte"};
+  setup.optimizer.full_state = {"wte"};
   CHECK(models::make_optimizer(setup, *model)->state_bytes() > formula + std::size_t{38'000'000} * 5);
 }
 
@@ -347,9 +347,9 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
 
   models::Setup setup;
   const auto refused = [&](const char* optimizer, DType state, std::vector<std::string> full) {
-    setup.optimizer = optimizer;
-    setup.state = state;
-    setup.full_state = std::move(full);
+    setup.optimizer.name = optimizer;
+    setup.optimizer.state = state;
+    setup.optimizer.full_state = std::move(full);
     CHECK_THROWS_AS(models::optimizer_state(setup, true), ValueError);
   };
   refused("sgd", DType::u8, {});
@@ -358,11 +358,11 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
   refused("adam", DType::f16, {});
   refused("adam", DType::f32, {"wte"});
   setup = {};
-  setup.optimizer = "momentum";
-  setup.state = DType::bf16;
+  setup.optimizer.name = "momentum";
+  setup.optimizer.state = DType::bf16;
   CHECK(models::optimizer_state(setup, true) == DType::bf16);
-  setup.optimizer = "momentum8";
-  setup.state = DType::u8;
+  setup.optimizer.name = "momentum8";
+  setup.optimizer.state = DType::u8;
   CHECK(models::optimizer_state(setup, true) == DType::u8);
 }
 

@@ -169,9 +169,9 @@ TEST_CASE("optimizer store: a run needs what its dry run says, and less than wit
   setup.model = "mlp";
   setup.sizes.image = 28;
   setup.sizes.width = 1024;
-  setup.optimizer = "adamw";
+  setup.optimizer.name = "adamw";
   setup.batch = 4;
   const std::size_t here = nn::profile_training(dry(cpu), models::zero_batch_run(setup)).peak_bytes;
-  setup.offloads_optimizer = true;
+  setup.offload.optimizer = true;
   store_run_test::check(setup, folder, here);
 }

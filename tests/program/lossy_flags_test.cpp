@@ -65,22 +65,22 @@ models::TrainOptions training(const models::Setup& setup, std::size_t budget_MiB
 
 TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
   const models::Setup plain = parsed("");
-  CHECK(plain.allows_lossy);
-  CHECK(plain.lossy == DType::bf16);
-  CHECK(plain.packs_rest);
-  CHECK(plain.lossy_rules.empty());
-  CHECK(parsed("i8").lossy == DType::i8);
+  CHECK(plain.packing.is_allowed);
+  CHECK(plain.packing.dtype == DType::bf16);
+  CHECK(plain.packing.packs_rest);
+  CHECK(plain.packing.rules.empty());
+  CHECK(parsed("i8").packing.dtype == DType::i8);
 
   const models::Setup named = parsed("i8:gelu,f8e4m3:linear");
-  CHECK(named.lossy_rules == std::vector<nn::PackRule>{{"gelu", DType::i8}, {"linear", DType::f8e4m3}});
-  CHECK_FALSE(named.packs_rest);
+  CHECK(named.packing.rules == std::vector<nn::PackRule>{{"gelu", DType::i8}, {"linear", DType::f8e4m3}});
+  CHECK_FALSE(named.packing.packs_rest);
   const models::Setup all_but = parsed("none:attention,f16");
-  CHECK(all_but.lossy_rules == std::vector<nn::PackRule>{{"attention", std::nullopt}});
-  CHECK(all_but.packs_rest);
-  CHECK(all_but.lossy == DType::f16);
+  CHECK(all_but.packing.rules == std::vector<nn::PackRule>{{"attention", std::nullopt}});
+  CHECK(all_but.packing.packs_rest);
+  CHECK(all_but.packing.dtype == DType::f16);
   const nn::SpillPolicy spilling = models::planner_options(named, cpu).spilling;
   CHECK(spilling.packs);
-  CHECK(spilling.rules == named.lossy_rules);
+  CHECK(spilling.rules == named.packing.rules);
   CHECK_FALSE(spilling.packs_rest);
   for (const std::string text : {"i8", "f16,none:attention", "i8:gelu,f8e4m3:linear", "bf16,i8:gelu,none:linear"}) {
     CHECK(models::technique("allows_lossy").flag.field.value(parsed(text)) == text);

@@ -55,8 +55,8 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     const TemporaryFolder folder;
     const auto options = [&, name = std::string(precision->name), optimizer = optimizer] {
       models::TrainOptions made = tiny(name);
-      made.setup.optimizer = optimizer;
-      if (made.setup.optimizer == "adamw8") made.setup.sizes.width = 32;  // matrices whose state is in 8 bits
+      made.setup.optimizer.name = optimizer;
+      if (made.setup.optimizer.name == "adamw8") made.setup.sizes.width = 32;  // matrices whose state is in 8 bits
       return made;
     };
     const models::TrainOptions whole = options();
@@ -74,8 +74,8 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     CHECK(rest.report.evaluation->loss == all.report.evaluation->loss);
     CHECK(rest.report.scaler == all.report.scaler);
     models::TrainOptions without = options();
-    without.setup.precision.clear();
-    without.setup.dtype = precision->parameters;
+    without.setup.precision.policy.clear();
+    without.setup.precision.dtype = precision->parameters;
     without.resume = first.save;
     // A single dtype is the same run by either name.
     CHECK(refusal(without).empty() == (precision->name == "O0" || precision->name == "O3"));
@@ -212,7 +212,7 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
 
 TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precision][program]") {
   models::TrainOptions options = with_dropout("O2");
-  options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};  // too large at first
+  options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};  // too large at first
   check_resumes(options, 8);
   SECTION("a checkpoint that has done all steps, skipped ones among them, has none left") {
     const TemporaryFolder folder;
@@ -230,7 +230,7 @@ TEST_CASE("program: a recorded run with skipped steps goes on where it stopped",
   models::TrainOptions options = with_dropout("O2");
   options.device = cuda();
   options.captures_steps = true;
-  options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
+  options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
   check_resumes(options, 8);
 }
 
@@ -246,8 +246,8 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
         models::TrainOptions options = with_dropout("O2");
         options.device = device;
         options.steps = 5;
-        options.setup.clip_norm = 0;
-        options.setup.loss_scale = {.scale = 4096, .is_dynamic = false};
+        options.setup.optimizer.clip_norm = 0;
+        options.setup.precision.loss_scale = {.scale = 4096, .is_dynamic = false};
         options.setup.fuses_optimizer = fuses;
         options.captures_steps = records;
         const Run one = run(options);
@@ -266,12 +266,13 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
     void (*change)(models::Setup&);
   };
   const Row rows[] = {
-      {"O2", "`loss_scale` 1024", [](models::Setup& s) { s.loss_scale = {.scale = 1024, .is_dynamic = false}; }},
-      {"O2", "`loss_scale_interval` 2", [](models::Setup& s) { s.loss_scale_interval = 2; }},
-      {"bf16", "`loss_scale` dynamic", [](models::Setup& s) { s.loss_scale.emplace(); }},
-      {"fp8", "`fp8_history` 3", [](models::Setup& s) { s.fp8_history = 3; }},
-      {"fp8", "`fp8_margin` 2", [](models::Setup& s) { s.fp8_margin = 2; }},
-      {"fp8-block", "`fp8_hybrid` on", [](models::Setup& s) { s.fp8_hybrid = true; }},
+      {"O2", "`loss_scale` 1024",
+       [](models::Setup& s) { s.precision.loss_scale = {.scale = 1024, .is_dynamic = false}; }},
+      {"O2", "`loss_scale_interval` 2", [](models::Setup& s) { s.precision.loss_scale_interval = 2; }},
+      {"bf16", "`loss_scale` dynamic", [](models::Setup& s) { s.precision.loss_scale.emplace(); }},
+      {"fp8", "`fp8_history` 3", [](models::Setup& s) { s.precision.fp8_history = 3; }},
+      {"fp8", "`fp8_margin` 2", [](models::Setup& s) { s.precision.fp8_margin = 2; }},
+      {"fp8-block", "`fp8_hybrid` on", [](models::Setup& s) { s.precision.fp8_hybrid = true; }},
   };
   for (const Row& row : rows) {
     INFO(row.precision << " " << row.message);
@@ -311,7 +312,7 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
     INFO(name);
     const TemporaryFolder folder;
     models::TrainOptions named = with_dropout(name), plain = with_dropout("");
-    plain.setup.dtype = dtype;
+    plain.setup.precision.dtype = dtype;
     named.steps = plain.steps = 3;
     named.save = folder / "named", plain.save = folder / "plain";
     run(named), run(plain);
@@ -320,7 +321,7 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
     from_plain.save.clear(), from_named.save.clear();
     from_plain.steps = from_named.steps = 6;
     CHECK(run(from_plain).losses == run(from_named).losses);
-    from_named.setup.dtype = dtype == DType::f32 ? DType::f16 : DType::f32;
+    from_named.setup.precision.dtype = dtype == DType::f32 ? DType::f16 : DType::f32;
     CHECK(contains(refusal(from_named), std::string(to_string(dtype))));
     CHECK(contains(refusal([&] {
                      models::TrainOptions o2 = with_dropout("O2");

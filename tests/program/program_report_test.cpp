@@ -94,9 +94,9 @@ TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
     options.setup.sizes.sequence = 16;
     if (is_image) options.setup.model = "resnet18", options.setup.sizes = {.image = 8, .width = 4};
-    options.setup.dtype = dtype;
+    options.setup.precision.dtype = dtype;
     if (!precision.empty()) models::set_precision(options.setup, precision);
-    options.setup.allows_lossy = true, options.setup.lossy = lossy;
+    options.setup.packing.is_allowed = true, options.setup.packing.dtype = lossy;
     try {
       models::make_plan(options);
     } catch (const ValueError& error) {

@@ -68,9 +68,9 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
   cases.back().options.setup.sizes.sequence = 64;
   cases.back().options.setup.batch = 8;
   cases.push_back({"bf16", tiny("char-gpt")});
-  cases.back().options.setup.dtype = DType::bf16;
+  cases.back().options.setup.precision.dtype = DType::bf16;
   cases.push_back({"images in bf16, all of the validation part", tiny("mlp")});
-  cases.back().options.setup.dtype = DType::bf16;
+  cases.back().options.setup.precision.dtype = DType::bf16;
   cases.back().options.setup.batch = 300;
   cases.back().options.eval_batches = 0;
   cases.push_back({"one step", tiny("mlp")});
@@ -94,7 +94,7 @@ TEST_CASE("program: training lowers the loss, and the same seed gives the same l
   TrainOptions options = tiny("char-gpt");
   options.steps = 40;
   options.setup.batch = 8;
-  options.setup.rate = 1e-2;
+  options.setup.optimizer.rate = 1e-2;
   options.setup.sizes.dropout = 0.1;
   const Run once = run(options);
   CHECK(once.report.loss_last < once.report.loss_first - 0.5);
@@ -108,7 +108,7 @@ TEST_CASE("program: hidden tokens are learned, and the same seed hides the same 
   TrainOptions options = tiny("bert-base");
   options.steps = 60;
   options.setup.batch = 8;
-  options.setup.rate = 1e-2;
+  options.setup.optimizer.rate = 1e-2;
   const Run once = run(options);
   CHECK(once.report.loss_last < once.report.loss_first - 0.5);
   options.steps = 5;
@@ -154,7 +154,7 @@ TEST_CASE("program: a run with 8-bit state says what it takes, and which state i
   options.setup.sizes.width = 64;
   options.steps = 3;
   const models::TrainReport full = run(options).report;
-  options.setup.optimizer = "adamw8";
+  options.setup.optimizer.name = "adamw8";
   const models::TrainReport narrow = run(options).report;
   CHECK(full.optimizer == "adamw");
   CHECK(full.state_bytes == 8 * static_cast<std::size_t>(full.parameters));
@@ -184,7 +184,7 @@ TEST_CASE("program: a checkpoint of another run is refused") {
   };
   for (const Case& c :
        {Case{"seed", [](TrainOptions& o) { o.setup.seed = 9; }}, Case{"steps", [](TrainOptions& o) { o.steps = 2; }},
-        Case{"optimizer", [](TrainOptions& o) { o.setup.optimizer = "sgd"; }},
+        Case{"optimizer", [](TrainOptions& o) { o.setup.optimizer.name = "sgd"; }},
         Case{"`width`: expected", [](TrainOptions& o) { o.setup.sizes.width = 32; }},
         Case{"`layers`: expected", [](TrainOptions& o) { o.setup.sizes.layers = 1; }}}) {
     TrainOptions changed = options;
@@ -237,7 +237,7 @@ TEST_CASE("program: what is wrong is told before anything is written") {
   const std::vector<Case> cases{
       {"char-gpt", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt-9"; }},
       {"heads", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.heads = 3; }},
-      {"adamw", [](TrainOptions& o, const TemporaryFolder&) { o.setup.optimizer = "lion"; }},
+      {"adamw", [](TrainOptions& o, const TemporaryFolder&) { o.setup.optimizer.name = "lion"; }},
       {"cosine", [](TrainOptions& o, const TemporaryFolder&) { o.schedule = "linear"; }},
       {"missing.txt", [](TrainOptions& o, const TemporaryFolder& f) { o.data = f / "missing.txt"; }},
       {"missing.safetensors", [](TrainOptions& o, const TemporaryFolder& f) { o.resume = f / "missing.safetensors"; }},

@@ -22,7 +22,7 @@ TEST_CASE("reports by hand: plan", "[program]") {
   Numbers n;
   models::PlanOptions options;
   options.setup.fuses_optimizer = true;
-  options.setup.precision = "O2", options.setup.dtype = DType::f16;
+  options.setup.precision.policy = "O2", options.setup.precision.dtype = DType::f16;
   models::PlanReport r;
   r.setup.sizes.window = n.next();
   r.parameters = n.next(), r.batch = n.next(), r.sequence = n.next(), r.micro_batches = n.next();
@@ -43,10 +43,10 @@ TEST_CASE("reports by hand: plan", "[program]") {
   r.plain_step_s = n.real();
   r.techniques = {{"`head` chunked", n.bytes(), n.real(), n.real(), "a note"}};
   r.ms = n.real();
-  r.setup.tp = static_cast<int>(n.next()), r.setup.cp = static_cast<int>(n.next());
-  r.setup.pp = static_cast<int>(n.next()), r.setup.chunks = static_cast<int>(n.next());
-  r.setup.model = "a model", r.setup.pipeline = "gpipe";
-  r.setup.zero = static_cast<int>(n.next());
+  r.setup.layout.tp = static_cast<int>(n.next()), r.setup.layout.cp = static_cast<int>(n.next());
+  r.setup.layout.pp = static_cast<int>(n.next()), r.setup.layout.chunks = static_cast<int>(n.next());
+  r.setup.model = "a model", r.setup.layout.pipeline = "gpipe";
+  r.setup.layout.zero = static_cast<int>(n.next());
   const std::vector<models::RankPlan> ranks{rank_plan(n, {0, 2}), rank_plan(n, {1})};
   json expected{{"model", "a model"},
                 {"parameters", r.parameters},
@@ -98,13 +98,13 @@ TEST_CASE("reports by hand: plan", "[program]") {
                    {"time_overhead_in_budget", *r.techniques[0].time_overhead_in_budget},
                    {"note", "a note"}}}},
                 {"plan_ms", r.ms},
-                {"tp", r.setup.tp},
+                {"tp", r.setup.layout.tp},
                 {"sequence_parallel", false},
-                {"cp", r.setup.cp},
-                {"pp", r.setup.pp},
+                {"cp", r.setup.layout.cp},
+                {"pp", r.setup.layout.pp},
                 {"pipeline", "gpipe"},
-                {"chunks", r.setup.chunks},
-                {"zero", r.setup.zero}};
+                {"chunks", r.setup.layout.chunks},
+                {"zero", r.setup.layout.zero}};
   for (const models::RankPlan& plan : ranks) {
     expected["ranks"].push_back({{"ranks", plan.ranks},
                                  {"peak_bytes", plan.report.plan.peak_bytes},
@@ -121,8 +121,9 @@ TEST_CASE("reports by hand: plan", "[program]") {
   const std::vector<std::string> begin{
       "char-gpt, batch " + std::to_string(r.batch) + " in " + std::to_string(r.micro_batches) +
           " micro-batches, optimizer fused into backward, a window of " + std::to_string(r.setup.sizes.window) +
-          ", blocks in " + std::to_string(r.setup.tp) + " parts, the sequence in " + std::to_string(r.setup.cp) +
-          " parts, in attention heads: " + format_grouped(r.parameters) + " parameters",
+          ", blocks in " + std::to_string(r.setup.layout.tp) + " parts, the sequence in " +
+          std::to_string(r.setup.layout.cp) + " parts, in attention heads: " + format_grouped(r.parameters) +
+          " parameters",
       "gradients are not clipped: --fuse-optimizer",
       bytes_line("budget", r.budget_bytes),
       bytes_line("peak (committed)", r.plan.peak_bytes),
@@ -265,7 +266,7 @@ TEST_CASE("reports by hand: layouts", "[program]") {
        "the rank that needs most " + memory::exact_bytes(r.best.peak_bytes) + " of " + memory,
        "time of a step, by the cost model 'by hand'",
        time_line("operators, of a stage on average", time.pipeline_s - time.idle_s - time.parts_s),
-       time_line("what teams exchange", time.parts_s), time_line("idle stages", time.idle_s),
+       time_line("exchange within groups", time.parts_s), time_line("idle stages", time.idle_s),
        time_line("traffic that is not hidden", time.shares_s), time_line("update", time.update_s),
        time_line("= step", step_s), "ranks, each run dry", "0, 3 " + format_grouped(r.ranks[0].report.plan.peak_bytes),
        "1-2 " + format_grouped(r.ranks[1].report.plan.peak_bytes), "neighbours",

@@ -24,14 +24,14 @@ Trained trained(Numbers& n) {
   Trained t;
   models::TrainOptions& o = t.options;
   o.setup.model = "char-gpt";
-  o.setup.precision = "O2", o.setup.dtype = DType::f16;
+  o.setup.precision.policy = "O2", o.setup.precision.dtype = DType::f16;
   o.budget_bytes = n.bytes();
   o.setup.micro_batches = n.next();
   o.setup.fuses_optimizer = true;
-  o.setup.tp = static_cast<int>(n.next()), o.setup.cp = static_cast<int>(n.next());
-  o.setup.pp = static_cast<int>(n.next()), o.setup.chunks = static_cast<int>(n.next());
-  o.setup.pipeline = "gpipe";
-  o.setup.zero = static_cast<int>(n.next());
+  o.setup.layout.tp = static_cast<int>(n.next()), o.setup.layout.cp = static_cast<int>(n.next());
+  o.setup.layout.pp = static_cast<int>(n.next()), o.setup.layout.chunks = static_cast<int>(n.next());
+  o.setup.layout.pipeline = "gpipe";
+  o.setup.layout.zero = static_cast<int>(n.next());
   o.device = parse_device("cuda:0");
   o.captures_steps = o.allows_tf32 = true;
   o.sample = 4;
@@ -155,13 +155,13 @@ TEST_CASE("reports by hand: train", "[program]") {
                 {"loss_scale", r.scaler->scale},
                 {"skipped_steps", r.skipped_steps},
                 {"sample", "to be"},
-                {"tp", s.tp},
+                {"tp", s.layout.tp},
                 {"sequence_parallel", false},
-                {"cp", s.cp},
-                {"pp", s.pp},
+                {"cp", s.layout.cp},
+                {"pp", s.layout.pp},
                 {"pipeline", "gpipe"},
-                {"chunks", s.chunks},
-                {"zero", s.zero}};
+                {"chunks", s.layout.chunks},
+                {"zero", s.layout.zero}};
   const nn::GradientReport& g = *t.extra.gradients;
   expected["gradient_report"] = {{"loss", g.exact_loss},
                                  {"loss_packed", g.lossy_loss},
@@ -185,7 +185,8 @@ TEST_CASE("reports by hand: train", "[program]") {
   check_same(printed([&] { print_train_json(t.options, t.extra, r); }), expected);
 
   models::TrainOptions shown = t.options;
-  shown.setup.ranks = 12, shown.setup.tp = 2, shown.setup.cp = 1, shown.setup.pp = 3, shown.setup.chunks = 5;
+  shown.setup.layout.ranks = 12, shown.setup.layout.tp = 2, shown.setup.layout.cp = 1, shown.setup.layout.pp = 3,
+  shown.setup.layout.chunks = 5;
   shown.setup.batch = 2 * s.micro_batches * 7;  // two groups share the batch
   const auto of_rank = [](const char* number, const nn::RankFigures& f) {
     return number + (" " + format_grouped(f.predicted_peak_bytes)) + " " + format_grouped(f.measured_peak_bytes) + " " +
@@ -240,7 +241,7 @@ TEST_CASE("reports by hand: train", "[program]") {
                 some(", heap", outside.heap) + some(", threads", outside.threads) + some(", nodes", outside.nodes) +
                 some(", staging", outside.staging) + some(", data", outside.data) + ")",
             some("process peak", r.process_peak_bytes) + some(", promised", r.predicted_peak_bytes + outside.total()),
-            "ranks 2, ZeRO stage " + std::to_string(s.zero) + ", blocks in 2 parts, 3 stages, gpipe, 5 chunks",
+            "ranks 2, ZeRO stage " + std::to_string(s.layout.zero) + ", blocks in 2 shards, 3 stages, gpipe, 5 chunks",
             "rank predicted peak measured peak state sent process peak", of_rank("0", r.ranks[0]),
             of_rank("1", r.ranks[1]),
             "speed " + fixed(r.ms_per_step, 2) + " ms per step, " + fixed(r.items_per_s, 0) + " items/s", "",

@@ -36,10 +36,10 @@ inline models::Setup setup_of(const std::string& model, const Layout& layout, co
   if (model == "tiny-llama") sizes.key_heads = 4;
   if (model == "bert-base") sizes.vocabulary = 96;
   setup.batch = 8;
-  setup.bucket_bytes = 16 << 10;
-  setup.ranks = layout.ranks, setup.tp = layout.tp, setup.zero = layout.zero;
+  setup.layout.bucket_bytes = 16 << 10;
+  setup.layout.ranks = layout.ranks, setup.layout.tp = layout.tp, setup.layout.zero = layout.zero;
   setup.micro_batches = micro_batches / data_ranks(setup);
-  setup.optimizer = "adamw";
+  setup.optimizer.name = "adamw";
   if (!precision.empty()) set_precision(setup, precision);
   return setup;
 }
@@ -47,13 +47,13 @@ inline models::Setup setup_of(const std::string& model, const Layout& layout, co
 /// Runs `body` on each rank, with its setup; a single rank has no communicator.
 inline void on_ranks(const models::Setup& setup,
                      const std::function<void(models::TrainedParts&, const models::Setup&)>& body) {
-  if (setup.ranks == 1) {
+  if (setup.layout.ranks == 1) {
     models::TrainedParts parts(setup, cpu);
     return body(parts, setup);
   }
-  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
+  dist::run_ranks(setup.layout.ranks, [&](dist::Communicator& ranks) {
     models::Setup own = setup;
-    own.rank = ranks.rank();
+    own.layout.rank = ranks.rank();
     models::TrainedParts parts(own, cpu, &ranks);
     body(parts, own);
   });

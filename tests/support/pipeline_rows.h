@@ -55,17 +55,17 @@ inline models::Setup setup_of(const PipelineRow& row) {
   if (row.model == "char-gpt" || row.model == "bert-base" || row.model == "vit-b16") sizes.dropout = 0.1;
   if (row.model == "bert-base") sizes.vocabulary = 96;
   setup.batch = row.micro_batches * row.dp * 2;
-  setup.optimizer = row.optimizer;
-  setup.ranks = row.pp * row.tp * row.dp;
-  setup.pp = row.pp;
-  setup.tp = row.tp;
-  setup.sequence_parallel = row.cuts_sequence;
-  setup.zero = row.zero;
-  setup.pipeline = row.pipeline;
-  setup.chunks = row.chunks;
+  setup.optimizer.name = row.optimizer;
+  setup.layout.ranks = row.pp * row.tp * row.dp;
+  setup.layout.pp = row.pp;
+  setup.layout.tp = row.tp;
+  setup.layout.sequence_parallel = row.cuts_sequence;
+  setup.layout.zero = row.zero;
+  setup.layout.pipeline = row.pipeline;
+  setup.layout.chunks = row.chunks;
   setup.micro_batches = row.micro_batches;
-  setup.bucket_bytes = 16 << 10;
-  setup.clip_norm = row.clip;
+  setup.layout.bucket_bytes = 16 << 10;
+  setup.optimizer.clip_norm = row.clip;
   if (!row.precision.empty()) set_precision(setup, row.precision);
   return setup;
 }

@@ -65,16 +65,16 @@ inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ran
 /// The setup for one rank with all stages, shards and micro-batches.
 inline models::Setup alone(models::Setup setup) {
   setup.micro_batches *= data_ranks(setup);
-  setup.ranks = 1;
-  setup.zero = 0;
+  setup.layout.ranks = 1;
+  setup.layout.zero = 0;
   return setup;
 }
 
 /// The results of all ranks, run on threads, in the order of ranks.
 inline std::vector<StepsResult> run_ranks_steps(const models::Setup& setup) {
-  return by_rank(setup.ranks, [&](dist::Communicator& ranks) {
+  return by_rank(setup.layout.ranks, [&](dist::Communicator& ranks) {
     models::Setup own = setup;
-    own.rank = ranks.rank();
+    own.layout.rank = ranks.rank();
     return run_steps(own, &ranks);
   });
 }

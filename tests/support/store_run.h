@@ -17,13 +17,13 @@ namespace store_run_test {
 /// `here_bytes`. Without a folder it is refused.
 inline void check(thimble::models::Setup setup, const std::string& folder, std::size_t here_bytes) {
   using namespace thimble;
-  setup.offload = folder;
+  setup.offload.to = folder;
   const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup), 3, true);
   const nn::MemoryProfile measured = nn::profile_training(cpu, models::zero_batch_run(setup), 3, true);
   CHECK(predicted.events == measured.events);
   CHECK(predicted.peak_bytes == measured.peak_bytes);
   CHECK(predicted.peak_bytes < here_bytes);
-  setup.offload.clear();
+  setup.offload.to.clear();
   CHECK_THROWS_AS(nn::profile_training(dry(cpu), models::zero_batch_run(setup)), ValueError);
 }
 

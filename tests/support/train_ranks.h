@@ -16,14 +16,14 @@ namespace thimble::testing {
 
 /// Returns the report of rank 0.
 inline models::TrainReport train(const models::TrainOptions& options) {
-  if (options.setup.ranks == 1) return models::train(models::prepare_training(options));
+  if (options.setup.layout.ranks == 1) return models::train(models::prepare_training(options));
   models::TrainReport report;
-  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
+  dist::run_ranks(options.setup.layout.ranks, [&](dist::Communicator& ranks) {
     models::TrainOptions own = options;
     own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
+    own.setup.layout.rank = ranks.rank();
     models::TrainReport of_rank = models::train(models::prepare_training(own));
-    if (own.setup.rank == 0) report = std::move(of_rank);
+    if (own.setup.layout.rank == 0) report = std::move(of_rank);
   });
   return report;
 }
@@ -31,7 +31,8 @@ inline models::TrainReport train(const models::TrainOptions& options) {
 /// The largest of the ranks' minimum budgets, for all of them; at most the largest peak without a budget.
 inline std::size_t least_budget(models::TrainOptions options) {
   std::size_t least = 0, most = 0;
-  for (options.setup.rank = 0; options.setup.rank < options.setup.ranks; ++options.setup.rank) {
+  for (options.setup.layout.rank = 0; options.setup.layout.rank < options.setup.layout.ranks;
+       ++options.setup.layout.rank) {
     options.budget_bytes = 0;
     most = std::max(most, models::prepare_training(options).plan.peak_bytes);
     options.budget_bytes = 1;
@@ -65,7 +66,7 @@ inline models::TrainReport check_predicted(const models::Setup& setup, bool has_
   REQUIRE(report.evaluation);
   CHECK(report.evaluation->loss == expected.evaluation->loss);
   CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
-  REQUIRE(report.ranks.size() == static_cast<std::size_t>(setup.ranks));
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(setup.layout.ranks));
   for (const nn::RankFigures& rank : report.ranks) {
     CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
     if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);

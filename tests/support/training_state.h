@@ -40,7 +40,7 @@ class SmallTraining {
       : options_(options), generator_(7), scope_(generator_) {
     thimble::models::Setup setup;
     setup.model = options.model;
-    setup.optimizer = options.optimizer;
+    setup.optimizer.name = options.optimizer;
     setup.batch = options.samples;
     const auto or_else = [](std::int64_t given, std::int64_t smallest) { return given > 0 ? given : smallest; };
     setup.sizes.width = or_else(options.width, is_gpt() ? 16 : 2);

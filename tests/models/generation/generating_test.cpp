@@ -133,7 +133,7 @@ TEST_CASE("generating: large models are told on dry devices", "[models][generati
   models::GenerationShape shape;
   shape.setup.batch = 1;
   const auto plan_of = [&](const char* name, std::int64_t context) {
-    shape.setup.model = name, shape.setup.dtype = DType::bf16, shape.context = context;
+    shape.setup.model = name, shape.setup.precision.dtype = DType::bf16, shape.context = context;
     return models::plan_generation(shape, cpu);
   };
   const models::GenerationPlan gpt2 = plan_of("gpt2", 1024);

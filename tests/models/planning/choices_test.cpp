@@ -97,7 +97,7 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
     INFO(row.model << (row.fuses ? ", fused" : "") << ", " << row.parts << " parts"
                    << (row.has_chunks ? ", chunked" : ""));
     models::TrainOptions options = choices_options(row.model);
-    options.setup.clip_norm = 0;
+    options.setup.optimizer.clip_norm = 0;
     switch_on(options.setup, row.fuses, row.parts, row.has_chunks);
     const Run free = train_with(options);
     CHECK(free.report.clip_norm == 0);
@@ -123,7 +123,7 @@ TEST_CASE("choices: clipping by default, and without it", "[choices]") {
   const Run fused = train_with(options);
   CHECK(fused.report.clip_norm == 0);
   options.setup.fuses_optimizer = false;
-  options.setup.clip_norm = 0;
+  options.setup.optimizer.clip_norm = 0;
   CHECK(train_with(options).losses == fused.losses);
 }
 
@@ -145,8 +145,8 @@ TEST_CASE("choices: what does not go together is refused and named", "[choices]"
     const char* second;
   };
   const Row rows[] = {
-      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.clip_norm = 0.5; }, "`fuses_optimizer`",
-       "`clip_norm` 0.5"},
+      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.optimizer.clip_norm = 0.5; },
+       "`fuses_optimizer`", "`clip_norm` 0.5"},
       {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.micro_batches = 2; }, "`fuses_optimizer`",
        "`micro_batches` 2"},
       {[](models::PlanOptions& o) {
@@ -212,15 +212,15 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
       CHECK(files_test::contains(price.note, "batch norm") ==
             (with.setup.micro_batches > 1 && options.setup.model == "resnet18"));
       if (with.setup.micro_batches > 2) continue;
-      with.setup.offloads_parameters = files_test::contains(price.options, "`offloads_parameters`");
-      with.setup.offloads_gradients = files_test::contains(price.options, "`offloads_gradients`");
-      with.setup.offloads_optimizer = files_test::contains(price.options, "`offloads_optimizer`");
+      with.setup.offload.parameters = files_test::contains(price.options, "`offloads_parameters`");
+      with.setup.offload.gradients = files_test::contains(price.options, "`offloads_gradients`");
+      with.setup.offload.optimizer = files_test::contains(price.options, "`offloads_optimizer`");
       if (files_test::contains(price.options, "`feed_forward` tiled")) {
         with.setup.sizes.feed_forward = models::FeedForward::tiled;
       }
       if (files_test::contains(price.options, "`offload`")) {
-        with.setup.offload = offload_test::disk_folder();
-        if (with.setup.offload.empty()) continue;
+        with.setup.offload.to = offload_test::disk_folder();
+        if (with.setup.offload.to.empty()) continue;
       }
       with.budget_bytes = price.minimum_bytes;
       const models::PlanReport planned = models::make_plan(with);
@@ -266,7 +266,7 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
 
 TEST_CASE("choices: what is sent away costs the time of its transfers", "[choices]") {
   models::Setup setup = choices_options("char-gpt").setup;
-  setup.lora_rank = 2;  // fewer gradients than parameters
+  setup.lora.rank = 2;  // fewer gradients than parameters
   models::ChoiceOptions options;
   options.prices_away = true;
   const nn::Hardware machine = nn::hardware("cpu");
@@ -282,16 +282,16 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
     INFO(price.options);
     ++found;
     models::Setup away = setup;
-    away.offload = "FOLDER";
-    away.offloads_parameters = files_test::contains(price.options, "`offloads_parameters`");
-    away.offloads_gradients = files_test::contains(price.options, "`offloads_gradients`");
-    away.offloads_optimizer = files_test::contains(price.options, "`offloads_optimizer`");
+    away.offload.to = "FOLDER";
+    away.offload.parameters = files_test::contains(price.options, "`offloads_parameters`");
+    away.offload.gradients = files_test::contains(price.options, "`offloads_gradients`");
+    away.offload.optimizer = files_test::contains(price.options, "`offloads_optimizer`");
     nn::PlannerOptions plans;
     plans.spilling.offloads = true;
     plans.make_tier = [](memory::Device on) { return memory::make_tier(on); };
     // Parameters are read by forward, backward and update, and written once; the rest is written and read.
-    const double bytes = (away.offloads_parameters ? 4 * parameters : 0) +
-                         (away.offloads_gradients ? 2 * gradients : 0) + (away.offloads_optimizer ? 2 * state : 0);
+    const double bytes = (away.offload.parameters ? 4 * parameters : 0) + (away.offload.gradients ? 2 * gradients : 0) +
+                         (away.offload.optimizer ? 2 * state : 0);
     nn::Planner planner(models::zero_batch_run(away), cpu, machine, plans);
     const double seconds = planner.smallest().step_s + bytes / machine.tier_bytes_per_s;
     CHECK(price.time_overhead == Approx(seconds / plain_s - 1).epsilon(1e-9));

@@ -280,9 +280,9 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   CHECK(find_layout(options, one).ranks.front().ranks == std::vector<int>{0});
   models::PlanOptions interleaved = options;
   models::PlanOptions by_heads = options;
-  by_heads.setup.cp = 2;
+  by_heads.setup.layout.cp = 2;
   CHECK_THROWS_WITH(find_layout(by_heads, cluster), "layouts: `cp` 2; expected 1, as no other is tried");
-  interleaved.setup.pipeline = "interleaved";
+  interleaved.setup.layout.pipeline = "interleaved";
   CHECK_THROWS_WITH(find_layout(interleaved, cluster),
                     "layouts: `pipeline` interleaved; expected 1f1b, as no other is tried");
   cluster.memory_bytes = 1000;

@@ -113,12 +113,12 @@ TEST_CASE("offers: a refusal that has no time left says what it did not try", "[
 TEST_CASE("offers: no plan needs less than parameters, gradients and optimizer state at their most", "[offers]") {
   void (*const rows[])(models::Setup&) = {
       [](models::Setup&) {},
-      [](models::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; },
+      [](models::Setup& s) { s.fuses_optimizer = true, s.optimizer.clip_norm = 0; },
       [](models::Setup& s) { s.micro_batches = 4; },
-      [](models::Setup& s) { s.precision = "O2", s.dtype = DType::f16; },
-      [](models::Setup& s) { s.optimizer = "sgd"; },
+      [](models::Setup& s) { s.precision.policy = "O2", s.precision.dtype = DType::f16; },
+      [](models::Setup& s) { s.optimizer.name = "sgd"; },
       [](models::Setup& s) { s.model = "resnet18", s.sizes = {}, s.sizes.width = 8, s.sizes.image = 32; },
-      [](models::Setup& s) { s.lora_rank = 2; },
+      [](models::Setup& s) { s.lora.rank = 2; },
   };
   for (const auto& change : rows) {
     models::Setup setup = offers_setup("char-gpt");

@@ -27,8 +27,8 @@ models::Setup planned_setup(std::optional<DType> packed) {
   setup.sizes.heads = 4;
   setup.sizes.width = 128;
   setup.sizes.sequence = 64;
-  setup.allows_lossy = packed.has_value();
-  setup.lossy = packed.value_or(DType::bf16);
+  setup.packing.is_allowed = packed.has_value();
+  setup.packing.dtype = packed.value_or(DType::bf16);
   return setup;
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
   const models::PlanReport free = models::make_plan(plan);
   CHECK(free.plan.peak_bytes == models::prepare_training(train).plan.peak_bytes);
   train.setup.micro_batches = plan.setup.micro_batches = models::auto_micro_batches;
-  train.setup.allows_lossy = plan.setup.allows_lossy = true;
+  train.setup.packing.is_allowed = plan.setup.packing.is_allowed = true;
   train.budget_bytes = plan.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
   const models::PreparedTraining prepared = models::prepare_training(train);
   const models::PlanReport report = models::make_plan(plan);
@@ -131,7 +131,7 @@ TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another siz
     for (const double dropout : {0.0, 0.25}) {
       for (const std::int64_t batches : {std::int64_t{0}, std::int64_t{3}}) {
         INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
-        train.setup.clip_norm = clip;
+        train.setup.optimizer.clip_norm = clip;
         train.setup.sizes.dropout = dropout;
         train.eval_batches = batches;
         models::PlanOptions plan;

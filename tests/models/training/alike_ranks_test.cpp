@@ -32,7 +32,7 @@ models::TrainOptions options_of(const TemporaryFolder& folder) {
   models::ModelOptions& sizes = options.setup.sizes;
   sizes.layers = 2, sizes.width = 32, sizes.heads = 2, sizes.sequence = 16;
   options.setup.batch = 4;
-  options.setup.ranks = 2;
+  options.setup.layout.ranks = 2;
   options.data = folder / "text";
   options.steps = 3;
   options.eval_batches = 1;
@@ -42,7 +42,7 @@ models::TrainOptions options_of(const TemporaryFolder& folder) {
 
 models::TrainOptions of_rank(models::TrainOptions options, dist::Communicator& ranks) {
   options.ranks = &ranks;
-  options.setup.rank = ranks.rank();
+  options.setup.layout.rank = ranks.rank();
   return options;
 }
 
@@ -55,7 +55,7 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
   write_file_atomically(folder / "text", text_of('a'));
   write_file_atomically(folder / "other", text_of('b'));
   models::TrainOptions one = options_of(folder);
-  one.setup.ranks = 1;
+  one.setup.layout.ranks = 1;
   for (const std::uint64_t seed : {1, 2}) {
     one.setup.seed = seed;
     one.save = folder / ("checkpoint" + std::to_string(seed)),
@@ -70,10 +70,10 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
   const auto with_resume = [&](models::TrainOptions& o) { o.resume = folder / "checkpoint1", o.steps = 6; };
   const auto with_weights = [&](models::TrainOptions& o) { o.setup.weights = folder / "weights1"; };
   const auto lossy = [](models::TrainOptions& o) {
-    o.setup.allows_lossy = true;
+    o.setup.packing.is_allowed = true;
     o.budget_bytes = 64 << 20;
   };
-  const auto three = [](models::TrainOptions& o) { o.setup.zero = 3; };
+  const auto three = [](models::TrainOptions& o) { o.setup.layout.zero = 3; };
   const std::vector<Row> rows{
       {"model char-gpt and tiny-llama", [](auto& o) { o.setup.model = "tiny-llama"; }},
       {"`sequence` 16 and 8", [](auto& o) { o.setup.sizes.sequence = 8; }},
@@ -95,41 +95,42 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
        [&](auto& o) {
          write_file_atomically(folder / "older", files_test::read_text_file(folder / "checkpoint1"));
          models::TrainOptions longer = options_of(folder);
-         longer.setup.ranks = 1, longer.steps = 4, longer.save = folder / "older", longer.resume = folder / "older";
+         longer.setup.layout.ranks = 1, longer.steps = 4, longer.save = folder / "older",
+         longer.resume = folder / "older";
          longer.eval_batches = 0;
          models::train(models::prepare_training(longer));
          o.resume = folder / "older";
        },
        with_resume},
-      {"`optimizer` adamw and sgd", [](auto& o) { o.setup.optimizer = "sgd"; }},
-      {"`state` f32 and bf16", [](auto& o) { o.setup.state = DType::bf16; }},
-      {"`rate` ", [](auto& o) { o.setup.rate = 0.25; }},
-      {"`beta2` 0.99 and 0.5", [](auto& o) { o.setup.beta2 = 0.5; }},
-      {"`weight_decay` 0.1 and 0", [](auto& o) { o.setup.weight_decay = 0; }},
-      {"`clip_norm` 1 and 0.5", [](auto& o) { o.setup.clip_norm = 0.5; }},
+      {"`optimizer` adamw and sgd", [](auto& o) { o.setup.optimizer.name = "sgd"; }},
+      {"`state` f32 and bf16", [](auto& o) { o.setup.optimizer.state = DType::bf16; }},
+      {"`rate` ", [](auto& o) { o.setup.optimizer.rate = 0.25; }},
+      {"`beta2` 0.99 and 0.5", [](auto& o) { o.setup.optimizer.beta2 = 0.5; }},
+      {"`weight_decay` 0.1 and 0", [](auto& o) { o.setup.optimizer.weight_decay = 0; }},
+      {"`clip_norm` 1 and 0.5", [](auto& o) { o.setup.optimizer.clip_norm = 0.5; }},
       {"`schedule` constant and cosine", [](auto& o) { o.schedule = "cosine"; }},
       {"`warmup` 0 and 1", [](auto& o) { o.warmup = 1; }},
       {"`min_rate` 0 and 0.001", [](auto& o) { o.min_rate = 0.001; }, [](auto& o) { o.schedule = "cosine"; }},
       {"`steps` 3 and 4", [](auto& o) { o.steps = 4; }},
       {"`precision` none and O1", [](auto& o) { set_precision(o.setup, "O1"); }},
-      {"`dtype` f32 and bf16", [](auto& o) { o.setup.dtype = DType::bf16; }},
-      {"`loss_scale` ", [](auto& o) { o.setup.loss_scale = optim::GradScalerOptions{}; }},
-      {"`lora_rank` none and 2", [](auto& o) { o.setup.lora_rank = 2; }, with_weights},
-      {"`zero` 0 and 1", [](auto& o) { o.setup.zero = 1; }},
-      {"`bucket_bytes` 26214400 and 0", [](auto& o) { o.setup.bucket_bytes = 0; }},
-      {"`tp` 1 and 2", [](auto& o) { o.setup.tp = 2; }},
-      {"`pp` 1 and 2", [](auto& o) { o.setup.pp = 2; }},
-      {"`cp` 1 and 2", [](auto& o) { o.setup.cp = 2; }},
+      {"`dtype` f32 and bf16", [](auto& o) { o.setup.precision.dtype = DType::bf16; }},
+      {"`loss_scale` ", [](auto& o) { o.setup.precision.loss_scale = optim::GradScalerOptions{}; }},
+      {"`lora_rank` none and 2", [](auto& o) { o.setup.lora.rank = 2; }, with_weights},
+      {"`zero` 0 and 1", [](auto& o) { o.setup.layout.zero = 1; }},
+      {"`bucket_bytes` 26214400 and 0", [](auto& o) { o.setup.layout.bucket_bytes = 0; }},
+      {"`tp` 1 and 2", [](auto& o) { o.setup.layout.tp = 2; }},
+      {"`pp` 1 and 2", [](auto& o) { o.setup.layout.pp = 2; }},
+      {"`cp` 1 and 2", [](auto& o) { o.setup.layout.cp = 2; }},
       {"`eval_every` 0 and 2", [](auto& o) { o.eval_every = 2; }},
       {"`eval_batches` 1 and 2", [](auto& o) { o.eval_batches = 2; }},
       {"`sample` 0 and 3", [](auto& o) { o.sample = 3; }},
       {"`save` ", [](auto& o) { o.save = ""; }},
       {"`save_every` 0 and 1", [](auto& o) { o.save_every = 1; }},
       {"`save_weights` none and ", [&](auto& o) { o.save_weights = folder / "w"; }},
-      {"`allows_lossy` bf16 and i8", [](auto& o) { o.setup.lossy = DType::i8; }, lossy},
+      {"`allows_lossy` bf16 and i8", [](auto& o) { o.setup.packing.dtype = DType::i8; }, lossy},
       {"`budget_bytes` 67108864 and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; }, lossy},
       {"`budget_bytes` none and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; }, three},
-      {"`read_ahead` 1 and 0", [](auto& o) { o.setup.read_ahead = 0; }, three},
+      {"`read_ahead` 1 and 0", [](auto& o) { o.setup.offload.read_ahead = 0; }, three},
   };
   for (const Row& row : rows) {
     INFO(row.text);

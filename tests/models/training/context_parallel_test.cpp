@@ -46,12 +46,12 @@ models::Setup setup_of(const Row& row) {
   if (row.model == "llama-3-8b") sizes.vocabulary = 96, sizes.hidden = 96;  // its head is not the table
   if (row.model == "bert-base") sizes.vocabulary = 97;
   setup.batch = 8;
-  setup.optimizer = row.optimizer;
-  setup.ranks = row.cp * row.dp * row.pp;
-  setup.cp = row.cp, setup.pp = row.pp, setup.zero = row.zero;
+  setup.optimizer.name = row.optimizer;
+  setup.layout.ranks = row.cp * row.dp * row.pp;
+  setup.layout.cp = row.cp, setup.layout.pp = row.pp, setup.layout.zero = row.zero;
   setup.micro_batches = row.micro_batches;
-  setup.bucket_bytes = 16 << 10;
-  setup.clip_norm = 0.5;
+  setup.layout.bucket_bytes = 16 << 10;
+  setup.optimizer.clip_norm = 0.5;
   if (!row.precision.empty()) set_precision(setup, row.precision);
   return setup;
 }
@@ -89,11 +89,11 @@ TEST_CASE("context parallel: a sequence in parts is the whole one, within roundi
   const std::string model = GENERATE("char-gpt", "tiny-llama", "llama-3-8b", "bert-base");
   const int cp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, cp, 1});
-  setup.ranks = 1;
+  setup.layout.ranks = 1;
   if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // heads draw dropout shard by shard
-  setup.dtype = DType::f64;
+  setup.precision.dtype = DType::f64;
   models::Setup whole = setup;
-  whole.cp = 1;
+  whole.layout.cp = 1;
   INFO(model << " in " << cp << " parts");
   const testing::StepsResult a = testing::run_steps(setup, nullptr), b = testing::run_steps(whole, nullptr);
   for (std::size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 1e-10);
@@ -150,25 +150,25 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
     models::TrainOptions options;
     options.sample = sample;
     options.setup = setup_of({"char-gpt", 2, 1});
-    options.setup.ranks = 1;
+    options.setup.layout.ranks = 1;
     options.data = "synthetic";
     change(options.setup);
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}).empty());
   CHECK(why([](auto&) {}, 3) == "`cp`: 2 with `sample`; expected `cp` 1, or `sample` 0");
-  CHECK(why([](auto& s) { s.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
-  CHECK(why([](auto& s) { s.ranks = 3; }).find("`cp`: 2 with `ranks` 3; expected a divisor of the ranks") == 0);
-  CHECK(why([](auto& s) { s.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
-  CHECK(why([](auto& s) { s.lora_rank = 4; }).find("`cp`: 2 not with `lora_rank` 4") == 0);
+  CHECK(why([](auto& s) { s.layout.tp = 2; }).find("`cp`: 2 not with `tp` 2: only sequences of whole layers") == 0);
+  CHECK(why([](auto& s) { s.layout.ranks = 3; }).find("`cp`: 2 with `ranks` 3; expected a divisor of the ranks") == 0);
+  CHECK(why([](auto& s) { s.layout.cp = 0; }).find("`cp`: 0 with `ranks` 1") == 0);
+  CHECK(why([](auto& s) { s.lora.rank = 4; }).find("`cp`: 2 not with `lora_rank` 4") == 0);
   CHECK(why([](auto& s) {
           s.sizes.sequence = 17;
-        }).find("`cp`: 2 parts: a sequence of 17 tokens; expected a divisor") == 0);
-  CHECK(why([](auto& s) { s.cp = 8; }).find("`cp`: 8 parts: 12 heads; expected a divisor") == 0);
-  CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("`cp`: 2 parts: not in the textbook") == 0);
+        }).find("`cp`: 2 shards: a sequence of 17 tokens; expected a divisor") == 0);
+  CHECK(why([](auto& s) { s.layout.cp = 8; }).find("`cp`: 8 shards: 12 heads; expected a divisor") == 0);
+  CHECK(why([](auto& s) { s.sizes.build = models::Build::textbook; }).find("`cp`: 2 shards: not in the textbook") == 0);
   CHECK(why([](auto& s) { s.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked not with `cp` 2: its ranks have a shard of the tokens each; expected one of the two");
-  CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("`cp`: 2 parts: not with products in FP8") == 0);
+  CHECK(why([](auto& s) { set_precision(s, "fp8"); }).find("`cp`: 2 shards: not with products in FP8") == 0);
   CHECK(why([](auto& s) {
           s.model = "vit-b16";
           s.sizes = {};
@@ -177,5 +177,5 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
   sizes.team = {2, nullptr, true, true};
   const models::Theory theory = models::make_theory("char-gpt", sizes, DType::f32);
   CHECK(theory.state(0).parameter_elements == models::make_model("char-gpt", sizes)->parameter_count());
-  CHECK_THROWS_WITH(theory.held_bytes(0, 1), Catch::Contains("tokens in parts, in attention heads, keep"));
+  CHECK_THROWS_WITH(theory.held_bytes(0, 1), Catch::Contains("tokens in shards, in attention heads, keep"));
 }

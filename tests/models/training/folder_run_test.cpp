@@ -116,7 +116,7 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   }
   // A run at rate 0 from our weights file measures the final loss of the run.
   TrainOptions again = options_for(data, 1);
-  again.setup.weights = whole.save_weights, again.setup.rate = 0, again.setup.weight_decay = 0;
+  again.setup.weights = whole.save_weights, again.setup.optimizer.rate = 0, again.setup.optimizer.weight_decay = 0;
   CHECK(train(prepare_training(again)).evaluation->loss == of_whole.evaluation->loss);
 
   // The plan is for the folder's model, and the 8-bit form has its weights.
@@ -129,7 +129,7 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   tied.is_tied = true;
   save_llama(Llama(tied, {}), folder / "tied");
   TrainOptions of_tied = options_for(data, 1);
-  of_tied.setup.weights = folder / "tied", of_tied.setup.rate = 0, of_tied.setup.weight_decay = 0;
+  of_tied.setup.weights = folder / "tied", of_tied.setup.optimizer.rate = 0, of_tied.setup.optimizer.weight_decay = 0;
   of_tied.eval_batches = 0;
   QuantizeOptions quantized;
   quantized.setup = options_for(data, 1).setup;

@@ -113,7 +113,7 @@ TEST_CASE("interleaved: a budget has its blocks run again, each chunk by its own
   options.setup.sizes.sequence = 256;
   options.data = "synthetic";
   for (int rank = 0; rank < 2; ++rank) {
-    options.setup.rank = rank;
+    options.setup.layout.rank = rank;
     options.budget_bytes = 0;
     const std::size_t free = models::prepare_training(options).plan.peak_bytes;
     options.budget_bytes = 1;
@@ -140,7 +140,7 @@ TEST_CASE("interleaved: a budget has its blocks run again, each chunk by its own
 
 TEST_CASE("interleaved: a stage's pieces are listed as one model, and run by themselves", "[interleaved]") {
   models::Setup setup = setup_of(in_chunks({"char-gpt", 2}));
-  setup.rank = 1;
+  setup.layout.rank = 1;
   models::TrainedParts parts(setup, dry(cpu));
   std::vector<std::string> names;
   for (const nn::NamedTensor& p : parts.model->parameters()) names.push_back(p.name);
@@ -171,16 +171,19 @@ TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
-  CHECK(why([](auto& o) { o.setup.pipeline = "1f1b"; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.pipeline = "1f1b"; }) ==
         "`chunks`: 2 with `pipeline` 1f1b; expected 1, or `pipeline` interleaved");
-  CHECK(why([](auto& o) { o.setup.chunks = 1; }) == "`chunks`: 1 with `pipeline` interleaved; expected at least 2");
-  CHECK(why([](auto& o) { o.setup.chunks = 0; }) == "`chunks`: 0 with `pipeline` interleaved; expected at least 2");
+  CHECK(why([](auto& o) { o.setup.layout.chunks = 1; }) ==
+        "`chunks`: 1 with `pipeline` interleaved; expected at least 2");
+  CHECK(why([](auto& o) { o.setup.layout.chunks = 0; }) ==
+        "`chunks`: 0 with `pipeline` interleaved; expected at least 2");
   CHECK(why([](auto& o) { o.setup.micro_batches = 3, o.setup.batch = 6; }) ==
         "`micro_batches`: 3 with `pipeline` interleaved and `pp` 2; expected a multiple of the stages");
-  CHECK(why([](auto& o) { o.setup.chunks = 3; }) == "`pp`: 6 stages of a chain of 4 blocks; expected at most as many");
-  CHECK(why([](auto& o) { o.setup.pp = 1; }) == "`pipeline`: needs `pp` 2 or more");
-  CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
-  CHECK(why([](auto& o) { o.setup.ranks = 1, o.setup.chunks = 3; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.chunks = 3; }) ==
+        "`pp`: 6 stages of a chain of 4 blocks; expected at most as many");
+  CHECK(why([](auto& o) { o.setup.layout.pp = 1; }) == "`pipeline`: needs `pp` 2 or more");
+  CHECK(why([](auto& o) { o.setup.layout.ranks = 1; }) == "");
+  CHECK(why([](auto& o) { o.setup.layout.ranks = 1, o.setup.layout.chunks = 3; }) ==
         "`pp`: 6 stages of a chain of 4 blocks; expected at most as many");
 }
 

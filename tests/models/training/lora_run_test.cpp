@@ -32,7 +32,7 @@ models::TrainOptions options_of(const std::string& model, const std::string& bas
   options.setup.sizes.layers = 3, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
   options.setup.sizes.sequence = 32;
   if (model == "tiny-llama") options.setup.sizes.key_heads = 2;
-  options.setup.lora_rank = 4;
+  options.setup.lora.rank = 4;
   if (!base.empty()) models::set_base(options.setup, base);
   options.data = "synthetic";
   options.steps = 12;
@@ -60,7 +60,7 @@ std::size_t some_budget(const models::TrainOptions& options) {
 /// Saves the weights of a briefly trained model.
 std::string weights_of(const models::TrainOptions& like, const std::string& path) {
   models::TrainOptions options = like;
-  options.setup.lora_rank = 0, options.setup.base.clear(), options.setup.dtype = DType::f32;
+  options.setup.lora.rank = 0, options.setup.lora.base.clear(), options.setup.precision.dtype = DType::f32;
   options.setup.seed = 9;
   options.steps = 5;
   options.save_weights = path;
@@ -122,13 +122,13 @@ TEST_CASE("lora runs: with other techniques", "[lora]") {
   const auto expected = runs([](auto&) {});
   CHECK(runs([](auto& o) { o.setup.sizes.head = models::Head::chunked; }).size() == expected.size());
   CHECK(runs([](auto& o) { o.setup.micro_batches = 2; }).size() == expected.size());
-  CHECK(runs([](auto& o) { o.setup.clip_norm = 0; }) == runs([](auto& o) {
-          o.setup.clip_norm = 0;
+  CHECK(runs([](auto& o) { o.setup.optimizer.clip_norm = 0; }) == runs([](auto& o) {
+          o.setup.optimizer.clip_norm = 0;
           o.setup.fuses_optimizer = true;
         }));
-  CHECK(runs([](auto& o) { o.setup.lora_dropout = 0.2; }) != expected);
-  CHECK(runs([](auto& o) { o.setup.lora_targets = {"q_proj", "v_proj"}; }) != expected);
-  CHECK(runs([](auto& o) { o.setup.dtype = DType::f32; }) != expected);  // the base decodes to f32
+  CHECK(runs([](auto& o) { o.setup.lora.dropout = 0.2; }) != expected);
+  CHECK(runs([](auto& o) { o.setup.lora.targets = {"q_proj", "v_proj"}; }) != expected);
+  CHECK(runs([](auto& o) { o.setup.precision.dtype = DType::f32; }) != expected);  // the base decodes to f32
   models::TrainOptions image = plain;
   image.setup.model = "vit-b16";
   image.setup.sizes = {.image = 32, .channels = 3, .classes = 10, .layers = 2, .heads = 4, .width = 64};
@@ -146,7 +146,7 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
     INFO(base);
     models::TrainOptions whole = options_of("char-gpt", base);
     whole.setup.weights = weights_of(whole, folder / "weights");
-    whole.setup.lora_dropout = 0.1;
+    whole.setup.lora.dropout = 0.1;
     whole.save = folder / "whole";
     models::TrainOptions first = whole;
     whole.save_adapters = folder / "adapters";
@@ -172,13 +172,15 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
       change(other);
       CHECK_THROWS_WITH(models::prepare_training(other), Catch::Contains(text));
     };
-    refuses([](auto& o) { o.setup.lora_rank = 3; }, "was trained with `lora_rank` 4");
-    refuses([](auto& o) { o.setup.lora_alpha = 9; }, "was trained without `lora_alpha`");
-    refuses([](auto& o) { o.setup.lora_targets = {"c_fc"}; }, "was trained without `lora_targets`");
+    refuses([](auto& o) { o.setup.lora.rank = 3; }, "was trained with `lora_rank` 4");
+    refuses([](auto& o) { o.setup.lora.alpha = 9; }, "was trained without `lora_alpha`");
+    refuses([](auto& o) { o.setup.lora.targets = {"c_fc"}; }, "was trained without `lora_targets`");
     refuses([](auto& o) { models::set_base(o.setup, "int8"); }, "`base`");
     refuses([](auto& o) { o.setup.weights.clear(); }, "`weights` with the sum");
     refuses(
-        [](auto& o) { o.setup.lora_rank = 0, o.setup.lora_dropout = 0, o.setup.base.clear(), o.save_adapters.clear(); },
+        [](auto& o) {
+          o.setup.lora.rank = 0, o.setup.lora.dropout = 0, o.setup.lora.base.clear(), o.save_adapters.clear();
+        },
         "was trained with `lora_rank` 4");
   }
 }
@@ -189,7 +191,7 @@ TEST_CASE("lora runs: weights are what training begins with, whole or adapted", 
   models::TrainOptions source = options_of("char-gpt");
   const std::string weights = weights_of(source, folder / "weights");
   models::TrainOptions whole = source;
-  whole.setup.lora_rank = 0;
+  whole.setup.lora.rank = 0;
   whole.setup.weights = weights;
   source.setup.weights = weights;
   const Run all = train_as_predicted(whole), adapted = train_as_predicted(source);
@@ -214,15 +216,16 @@ TEST_CASE("lora runs: what does not go together is refused", "[lora]") {
     INFO(text);
     CHECK_THROWS_WITH(models::prepare_training(options), Catch::Contains(text));
   };
-  refuses([](auto& o) { o.setup.lora_rank = 0; }, "`base`: needs `lora_rank`");
-  refuses([](auto& o) { o.setup.lora_rank = -1; }, "`lora_rank`: expected at least 1, or 0 for no adapters, got -1");
-  refuses([](auto& o) { o.setup.lora_dropout = 1; }, "`lora_dropout`: 1 is not in [0, 1)");
-  refuses([](auto& o) { o.setup.precision = "O2", o.setup.dtype = DType::f16; }, "`base`: nf4 not with `precision` O2");
-  refuses([](auto& o) { o.setup.dtype = DType::f8e4m3; }, "`dtype`: f8e4m3 contradicts `base` nf4");
-  refuses([](auto& o) { o.setup.lora_targets = {"q_proj"}; }, "target 'q_proj' means no linear layer");
+  refuses([](auto& o) { o.setup.lora.rank = 0; }, "`base`: needs `lora_rank`");
+  refuses([](auto& o) { o.setup.lora.rank = -1; }, "`lora_rank`: expected at least 1, or 0 for no adapters, got -1");
+  refuses([](auto& o) { o.setup.lora.dropout = 1; }, "`lora_dropout`: 1 is not in [0, 1)");
+  refuses([](auto& o) { o.setup.precision.policy = "O2", o.setup.precision.dtype = DType::f16; },
+          "`base`: nf4 not with `precision` O2");
+  refuses([](auto& o) { o.setup.precision.dtype = DType::f8e4m3; }, "`dtype`: f8e4m3 contradicts `base` nf4");
+  refuses([](auto& o) { o.setup.lora.targets = {"q_proj"}; }, "target 'q_proj' means no linear layer");
   refuses([](auto& o) { o.save_weights = "x"; }, "`save_weights`: the weights are frozen");
-  refuses([](auto& o) { o.setup.lora_rank = 0, o.setup.base.clear(), o.save_adapters = "x"; }, "`save_adapters`");
-  refuses([](auto& o) { o.setup.ranks = 2, o.setup.zero = 3; }, "not with `zero` 3");
+  refuses([](auto& o) { o.setup.lora.rank = 0, o.setup.lora.base.clear(), o.save_adapters = "x"; }, "`save_adapters`");
+  refuses([](auto& o) { o.setup.layout.ranks = 2, o.setup.layout.zero = 3; }, "not with `zero` 3");
   models::Setup setup;
   CHECK_THROWS_AS(models::set_base(setup, "nf5"), ValueError);
 }
@@ -233,12 +236,12 @@ TEST_CASE("lora runs: ranks share a batch, with the bits of one that has it all"
   for (const int zero : {0, 2}) {
     INFO("stage " << zero);
     models::TrainOptions two = options_of("char-gpt", "nf4");
-    two.setup.ranks = 2, two.setup.zero = zero;
+    two.setup.layout.ranks = 2, two.setup.layout.zero = zero;
     two.save = folder / "two";
     dist::run_ranks(2, [&](dist::Communicator& ranks) {
       models::TrainOptions own = two;
       own.ranks = &ranks;
-      own.setup.rank = ranks.rank();
+      own.setup.layout.rank = ranks.rank();
       const models::TrainReport report = models::train(models::prepare_training(own));
       if (!report.differences().empty()) throw ValueError(report.differences());
     });
@@ -261,7 +264,7 @@ TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[l
   options.setup.batch = 1;
   options.setup.sizes.sequence = 512;
   options.setup.sizes.layers = 5;
-  options.setup.lora_rank = 16;
+  options.setup.lora.rank = 16;
   models::set_base(options.setup, "nf4");
   const std::size_t before = process::peak_rss_bytes();
   const models::PlanReport report = models::make_plan(options);
@@ -280,18 +283,18 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
   for (const char* const model : {"char-gpt", "tiny-llama"}) {
     INFO(model);
     models::TrainOptions first = options_of(model);
-    first.setup.lora_alpha = 8, first.setup.lora_dropout = 0.1;
-    first.setup.lora_targets = {std::string(model) == "char-gpt" ? "c_attn" : "q_proj"};
+    first.setup.lora.alpha = 8, first.setup.lora.dropout = 0.1;
+    first.setup.lora.targets = {std::string(model) == "char-gpt" ? "c_attn" : "q_proj"};
     first.save_adapters = folder / (std::string(model) + "-first");
     train_as_predicted(first);
     models::TrainOptions next = options_of(model);
-    next.setup.lora_rank = 0;
+    next.setup.lora.rank = 0;
     models::set_adapters(next.setup, first.save_adapters);
-    CHECK(next.setup.lora_rank == 4);
-    CHECK(next.setup.lora_alpha == 8.0);
-    CHECK(next.setup.lora_dropout == 0.1);
-    CHECK(next.setup.lora_targets.size() == 3);
-    next.steps = 1, next.setup.rate = 0;
+    CHECK(next.setup.lora.rank == 4);
+    CHECK(next.setup.lora.alpha == 8.0);
+    CHECK(next.setup.lora.dropout == 0.1);
+    CHECK(next.setup.lora.targets.size() == 3);
+    next.steps = 1, next.setup.optimizer.rate = 0;
     next.save_adapters = folder / (std::string(model) + "-next");
     const Run same = train_as_predicted(next);
     const auto tensors = [](const std::string& at) {
@@ -299,10 +302,10 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
     };
     CHECK(tensors(next.save_adapters) == tensors(first.save_adapters));  // at a rate of 0
     models::TrainOptions drawn = first;
-    drawn.steps = 1, drawn.setup.rate = 0, drawn.save_adapters = folder / (std::string(model) + "-drawn");
+    drawn.steps = 1, drawn.setup.optimizer.rate = 0, drawn.save_adapters = folder / (std::string(model) + "-drawn");
     CHECK(train_as_predicted(drawn).losses != same.losses);
     // A coded base needs the predicted bytes, and a budget does not change its bits.
-    next.setup.rate = 1e-3, next.steps = 5, next.save_adapters.clear();
+    next.setup.optimizer.rate = 1e-3, next.steps = 5, next.save_adapters.clear();
     models::set_base(next.setup, "nf4");
     next.setup.batch = 16, next.setup.sizes.sequence = 64;
     const Run plain = train_as_predicted(next);
@@ -319,7 +322,7 @@ TEST_CASE("lora runs: a folder of adapters that does not fit", "[lora]") {
   train_as_predicted(first);
   const auto message = [&](auto&& change) -> std::string {
     models::TrainOptions next = options_of("tiny-llama");
-    next.setup.lora_rank = 0;
+    next.setup.lora.rank = 0;
     try {
       change(next);
       models::prepare_training(next);
@@ -335,12 +338,12 @@ TEST_CASE("lora runs: a folder of adapters that does not fit", "[lora]") {
     CHECK(files_test::contains(text, part));
     return files_test::contains(text, part);
   };
-  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora_rank = 2, begin_with(o); }),
+  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora.rank = 2, begin_with(o); }),
                  "`adapters`: not with `lora_rank`"));
-  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora_targets = {"q_proj"}, begin_with(o); }),
+  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora.targets = {"q_proj"}, begin_with(o); }),
                  "`adapters`: not with `lora_targets`"));
   CHECK(
-      contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.lora_rank = 2; }), "r 4 and lora_alpha"));
+      contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.lora.rank = 2; }), "r 4 and lora_alpha"));
   CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.layers = 2; }),
                  "target 'model.layers.2."));
   CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.width = 32; }),

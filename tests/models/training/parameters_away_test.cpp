@@ -30,7 +30,7 @@ models::TrainOptions options_of(const std::string& model) {
     options.setup.sizes.sequence = 16, options.setup.sizes.dropout = 0.1;
   } else {
     options.setup.sizes.image = 32, options.setup.sizes.width = model == "mlp" ? 64 : 8;
-    options.setup.rate = 0.01;
+    options.setup.optimizer.rate = 0.01;
   }
   options.data = "synthetic";
   options.steps = 20;
@@ -40,8 +40,8 @@ models::TrainOptions options_of(const std::string& model) {
 }
 
 models::TrainOptions away(models::TrainOptions options) {
-  options.setup.offload = offload_test::disk_folder();
-  options.setup.offloads_parameters = true;
+  options.setup.offload.to = offload_test::disk_folder();
+  options.setup.offload.parameters = true;
   return options;
 }
 
@@ -67,7 +67,7 @@ void check_bits(const std::string& name, const models::TrainOptions& options) {
   INFO(name);
   const files_test::TemporaryFolder folder;
   models::TrainOptions here = options, gone = away(options);
-  here.setup.read_ahead = 1;
+  here.setup.offload.read_ahead = 1;
   here.save = folder / "here", gone.save = folder / "away";
   const Run plain = train_as_predicted(here), other = train_as_predicted(gone);
   CHECK(other.losses == plain.losses);
@@ -103,10 +103,10 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
     if (!files_test::contains(offer.options, "`offload` FOLDER `")) continue;
     INFO(offer.options);
     models::TrainOptions one = options;
-    one.setup.offload = disk;
-    one.setup.offloads_parameters = files_test::contains(offer.options, "`offloads_parameters`");
-    one.setup.offloads_gradients = files_test::contains(offer.options, "`offloads_gradients`");
-    one.setup.offloads_optimizer = files_test::contains(offer.options, "`offloads_optimizer`");
+    one.setup.offload.to = disk;
+    one.setup.offload.parameters = files_test::contains(offer.options, "`offloads_parameters`");
+    one.setup.offload.gradients = files_test::contains(offer.options, "`offloads_gradients`");
+    one.setup.offload.optimizer = files_test::contains(offer.options, "`offloads_optimizer`");
     one.budget_bytes = offer.minimum_bytes;
     const Run run = train_as_predicted(one);
     CHECK(run.report.measured_peak_bytes <= offer.minimum_bytes);
@@ -130,11 +130,11 @@ TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
     check_bits(model, options);
     models::TrainOptions parts = options;
     parts.setup.micro_batches = 2;
-    parts.setup.clip_norm = 0.1;
+    parts.setup.optimizer.clip_norm = 0.1;
     check_bits(std::string(model) + ", micro-batches, clipped", parts);
     for (const int units : {0, 2}) {
       models::TrainOptions ahead = options;
-      ahead.setup.read_ahead = units;
+      ahead.setup.offload.read_ahead = units;
       check_bits(std::string(model) + ", units read ahead: " + std::to_string(units), ahead);
     }
     models::TrainOptions masters = options;
@@ -148,11 +148,11 @@ TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[st
   if (disk.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
     models::TrainOptions options = options_of(model);
-    options.setup.clip_norm = 0;
+    options.setup.optimizer.clip_norm = 0;
     const Run plain = train_as_predicted(options);
     models::TrainOptions alone = away(options), fused = alone, all = alone;
     fused.setup.fuses_optimizer = true;
-    all.setup.offloads_optimizer = all.setup.offloads_gradients = true;
+    all.setup.offload.optimizer = all.setup.offload.gradients = true;
     for (models::TrainOptions one : {alone, fused, all}) {
       one.budget_bytes = smallest_budget(one);
       const Run run = train_as_predicted(one);
@@ -187,7 +187,7 @@ TEST_CASE("parameters away: a model trains whose parameters alone exceed the bud
   if (offload_test::disk_folder().empty()) return;
   models::TrainOptions options = options_of("mlp");
   options.setup.sizes.width = 1024, options.setup.sizes.layers = 8;
-  options.setup.optimizer = "sgd";
+  options.setup.optimizer.name = "sgd";
   options.setup.batch = 1;
   options.steps = 3, options.eval_every = 0;
   const Run plain = train_as_predicted(options);
@@ -209,12 +209,12 @@ TEST_CASE("parameters away: a model trains whose parameters alone exceed the bud
 
 TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
   models::TrainOptions options = options_of("mlp");
-  options.setup.offloads_parameters = true;
+  options.setup.offload.parameters = true;
   CHECK(files_test::contains(trained_test::refusal(options), "`offloads_parameters`: needs `offload` FOLDER"));
   models::TrainOptions here = options_of("mlp");
-  here.setup.read_ahead = 2;
+  here.setup.offload.read_ahead = 2;
   CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: needs parameters that are away"));
-  here.setup.read_ahead = -1;
+  here.setup.offload.read_ahead = -1;
   CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: expected 0 or more, got -1"));
   models::PlanOptions plan;
   plan.setup = options.setup;

@@ -137,7 +137,7 @@ TEST_CASE("parts in files: a checkpoint has what ranks have, put together by han
   on_ranks(setup_of(model, layout, precision), [&](models::TrainedParts& parts, const models::Setup& setup) {
     train(parts, setup, 2);
     save(parts, setup, path);
-    if (setup.rank == 0) expected = std::make_unique<ByHand>(path, layout.tp);
+    if (setup.layout.rank == 0) expected = std::make_unique<ByHand>(path, layout.tp);
     if (parts.ranks != nullptr) parts.ranks->barrier();
     {
       const ParameterUse use;
@@ -195,7 +195,7 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
     const ResourceScope scope(stack.top);
     models::TrainedParts parts(setup, cpu, ranks);
     save(parts, setup, folder / "file");
-    measured[static_cast<std::size_t>(setup.rank)] = communication(stack);
+    measured[static_cast<std::size_t>(setup.layout.rank)] = communication(stack);
   };
   models::Setup setup = setup_of("char-gpt", layout);
   if (layout.ranks == 1) {
@@ -203,11 +203,11 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
   } else {
     dist::run_ranks(layout.ranks, [&](dist::Communicator& ranks) {
       models::Setup own = setup;
-      own.rank = ranks.rank();
+      own.layout.rank = ranks.rank();
       measure(own, &ranks);
     });
   }
-  for (setup.rank = 0; setup.rank < layout.ranks; ++setup.rank) {
+  for (setup.layout.rank = 0; setup.layout.rank < layout.ranks; ++setup.layout.rank) {
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope scope(stack.top);
     models::TrainedParts parts(setup, dry(cpu));
@@ -216,8 +216,8 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
     } else {
       nn::visit_save(*parts.model, *parts.optimizer);
     }
-    INFO("rank " << setup.rank);
-    CHECK(communication(stack) == measured[static_cast<std::size_t>(setup.rank)]);
+    INFO("rank " << setup.layout.rank);
+    CHECK(communication(stack) == measured[static_cast<std::size_t>(setup.layout.rank)]);
   }
   // Two moments of the largest layer: its bias too on one rank, which takes shards one by one; a shard too in a group.
   const std::int64_t weight = width * 4 * width, bias = 4 * width;
@@ -259,20 +259,20 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
   };
   CHECK(refusal([](auto& o) { o.sample = 5; }) == "ValueError `tp`: 2 with `sample`; expected `tp` 1, or `sample` 0");
   const std::string allowed = " is not cut as parameters are; expected sgd, momentum, adam or adamw, with `state` f32";
-  CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer = "adafactor"; }) ==
+  CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer.name = "adafactor"; }) ==
         "ValueError `tp`: 2 with `save`: the state of adafactor" + allowed);
-  CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer = "adamw8"; }) ==
+  CHECK(refusal([&](auto& o) { o.save = folder / "a", o.setup.optimizer.name = "adamw8"; }) ==
         "ValueError `tp`: 2 with `save`: the state of adamw8 in u8" + allowed);
-  CHECK(refusal([&](auto& o) { o.resume = folder / "a", o.setup.state = DType::bf16; }) ==
+  CHECK(refusal([&](auto& o) { o.resume = folder / "a", o.setup.optimizer.state = DType::bf16; }) ==
         "ValueError `tp`: 2 with `resume`: the state of adamw in bf16" + allowed);
-  CHECK(refusal([&](auto& o) { o.save_weights = folder / "a", o.setup.optimizer = "adamw8"; }) == "no error");
+  CHECK(refusal([&](auto& o) { o.save_weights = folder / "a", o.setup.optimizer.name = "adamw8"; }) == "no error");
   // The library refuses this itself, on one rank and on several.
   for (const Layout& layout : {Layout{2, 1}, Layout{2, 2}}) {
     models::Setup setup = setup_of("char-gpt", layout);
-    setup.optimizer = "adafactor";
+    setup.optimizer.name = "adafactor";
     std::vector<std::string> errors(static_cast<std::size_t>(layout.ranks));
     on_ranks(setup, [&](models::TrainedParts& parts, const models::Setup& own) {
-      errors[static_cast<std::size_t>(own.rank)] = why([&] { save(parts, own, folder / "file"); });
+      errors[static_cast<std::size_t>(own.layout.rank)] = why([&] { save(parts, own, folder / "file"); });
     });
     for (const std::string& error : errors) {
       CHECK(error.find("ShapeError ") == 0);
@@ -287,7 +287,7 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
   }();
   CHECK(why([&] {
           nn::save_weight_folder(*cut, folder / "b", 1 << 20);
-        }).find("ValueError save_weight_folder: of a model in parts") == 0);
+        }).find("ValueError save_weight_folder: of a model in shards") == 0);
   // A file of another width: the error has the whole tensor's name and shapes.
   models::ModelOptions narrow = setup_of("char-gpt", {1, 1}).sizes;
   narrow.width = 24;

@@ -142,14 +142,14 @@ TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts
   options.steps = 2;
   options.save = folder / "one";
   testing::train(options);
-  options.setup.tp = 4;
+  options.setup.layout.tp = 4;
   options.steps = 3;
   options.resume = folder / "one";
   CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4");
-  options.setup.sequence_parallel = true;
+  options.setup.layout.sequence_parallel = true;
   CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4, `sequence_parallel` off -> on");
   // One rank with all stages sums a tied table as several stages do.
-  options.setup.tp = 1, options.setup.sequence_parallel = false;
-  options.setup.pp = 2;
+  options.setup.layout.tp = 1, options.setup.layout.sequence_parallel = false;
+  options.setup.layout.pp = 2;
   CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> 2");
 }

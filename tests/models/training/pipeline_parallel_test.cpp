@@ -144,12 +144,12 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   models::Setup setup;
   setup.model = "gpt-22b";
   setup.sizes.build = models::Build::textbook;
-  setup.dtype = DType::bf16;
-  setup.pipeline = pipeline;
-  setup.chunks = v;
-  setup.pp = p;
-  setup.tp = t;
-  setup.ranks = p * t;
+  setup.precision.dtype = DType::bf16;
+  setup.layout.pipeline = pipeline;
+  setup.layout.chunks = v;
+  setup.layout.pp = p;
+  setup.layout.tp = t;
+  setup.layout.ranks = p * t;
   setup.micro_batches = setup.batch = m;
   const auto parts_of_one = dist::make_dry(0, t);
   models::ModelOptions sizes = setup.sizes;
@@ -160,7 +160,7 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   for (int r = 1; r + 1 < p; ++r) {  // stages with only layers
     INFO(pipeline << ", " << v << " chunks, stage " << r << " of " << p << ", " << m << " micro-batches, " << t
                   << " parts");
-    setup.rank = r * t;
+    setup.layout.rank = r * t;
     const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
     const ResourceScope scope(stack.top);
     models::TrainedParts parts(setup, dry(cpu));
@@ -201,17 +201,17 @@ TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
-  CHECK(why([](auto& o) { o.setup.pp = 0; }).find("`pp`: 0 with `ranks` 2") == 0);
-  CHECK(why([](auto& o) { o.setup.ranks = 3, o.setup.batch = 12; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.pp = 0; }).find("`pp`: 0 with `ranks` 2") == 0);
+  CHECK(why([](auto& o) { o.setup.layout.ranks = 3, o.setup.batch = 12; }) ==
         "`pp`: 2 with `ranks` 3; expected as many stages as divide the ranks, or any number on one rank");
-  CHECK(why([](auto& o) { o.setup.ranks = 1; }) == "");
-  CHECK(why([](auto& o) { o.setup.pp = o.setup.ranks = 5; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.ranks = 1; }) == "");
+  CHECK(why([](auto& o) { o.setup.layout.pp = o.setup.layout.ranks = 5; }) ==
         "`pp`: 5 stages of a chain of 4 blocks; expected at most as many");
-  CHECK(why([](auto& o) { o.setup.pipeline = "zigzag"; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.pipeline = "zigzag"; }) ==
         "`pipeline`: 'zigzag' is not one of 1f1b, gpipe, interleaved");
-  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`pp`: 2 not with `lora_rank` 4") == 0);
+  CHECK(why([](auto& o) { o.setup.lora.rank = 4; }).find("`pp`: 2 not with `lora_rank` 4") == 0);
   CHECK(why([](auto& o) {
-          o.setup.offload = "/tmp", o.budget_bytes = 1 << 30;
+          o.setup.offload.to = "/tmp", o.budget_bytes = 1 << 30;
         }).find("`pp`: 2 not with `offload` /tmp") == 0);
   CHECK(why([](auto& o) { o.setup.weights = "/tmp/file"; }).find("`pp`: 2 with `weights`") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`pp`: 2 with `sample`") == 0);

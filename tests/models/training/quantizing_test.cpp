@@ -129,9 +129,9 @@ TEST_CASE("quantize: what cannot be done is refused, and nothing is written", "[
   options.calibration.calibrator = nn::quant::Calibrator::percentile;
   CHECK_THROWS_AS(models::quantize(options), ValueError);
   options.calibration = {};
-  options.setup.dtype = DType::bf16;
+  options.setup.precision.dtype = DType::bf16;
   CHECK_THROWS_AS(models::quantize(options), ValueError);
-  options.setup.dtype = DType::f32;
+  options.setup.precision.dtype = DType::f32;
   options.weights = folder / "none";
   CHECK_THROWS_AS(models::quantize(options), FileError);
   options.weights = folder / "f32";

@@ -48,12 +48,12 @@ models::TrainOptions options_of(const Row& row) {
     sizes.image = 16, sizes.width = 8;
   }
   options.setup.batch = 12;
-  options.setup.optimizer = row.optimizer;
-  options.setup.ranks = row.ranks;
-  options.setup.zero = row.zero;
+  options.setup.optimizer.name = row.optimizer;
+  options.setup.layout.ranks = row.ranks;
+  options.setup.layout.zero = row.zero;
   options.setup.micro_batches = row.micro_batches;
-  options.setup.bucket_bytes = row.bucket_bytes;
-  options.setup.read_ahead = row.read_ahead;
+  options.setup.layout.bucket_bytes = row.bucket_bytes;
+  options.setup.offload.read_ahead = row.read_ahead;
   if (!row.precision.empty()) set_precision(options.setup, row.precision);
   options.data = "synthetic";
   options.steps = 5;
@@ -63,10 +63,10 @@ models::TrainOptions options_of(const Row& row) {
 
 /// The same training on one rank.
 models::TrainOptions alone(models::TrainOptions options) {
-  options.setup.micro_batches *= options.setup.ranks;
-  options.setup.ranks = 1;
-  options.setup.zero = 0;
-  options.setup.read_ahead = 1;
+  options.setup.micro_batches *= options.setup.layout.ranks;
+  options.setup.layout.ranks = 1;
+  options.setup.layout.zero = 0;
+  options.setup.offload.read_ahead = 1;
   options.budget_bytes = 0;
   return options;
 }
@@ -150,8 +150,8 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   options.resume = folder / "half";
   for (const auto& [ranks, zero] : std::vector<std::pair<int, int>>{{1, 0}, {2, 2}, {8, 1}, {4, 0}}) {
     INFO(optimizer << ": " << ranks << " ranks, stage " << zero);
-    options.setup.ranks = ranks;
-    options.setup.zero = zero;
+    options.setup.layout.ranks = ranks;
+    options.setup.layout.zero = zero;
     options.setup.micro_batches = 8 / ranks;
     options.save = folder / ("rest" + std::to_string(ranks));
     const models::TrainReport report = train(options);
@@ -189,7 +189,7 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
     dist::run_ranks(3, [&](dist::Communicator& ranks) {
       models::TrainOptions own = options;
       own.ranks = &ranks;
-      own.setup.rank = ranks.rank();
+      own.setup.layout.rank = ranks.rank();
       const models::PreparedTraining prepared = models::prepare_training(own);
       ranks.barrier();
       if (ranks.rank() == 0) std::filesystem::remove_all(folder / "gone");
@@ -213,12 +213,12 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
 TEST_CASE("ranks: a state that holds an infinity ends training on all, and is not written", "[ranks]") {
   const TemporaryFolder folder;
   models::TrainOptions options = options_of({"char-gpt", 3, 1});
-  options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0;
+  options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 1e39, options.setup.optimizer.clip_norm = 0;
   options.save = folder / "file", options.save_every = 1;
   dist::run_ranks(3, [&](dist::Communicator& ranks) {
     models::TrainOptions own = options;
     own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
+    own.setup.layout.rank = ranks.rank();
     const models::TrainReport report = models::train(models::prepare_training(own));
     const bool is_told = report.end == nn::TrainEnd::diverged && report.steps == 1 &&
                          files_test::contains(report.end_text, "holds a NaN or an infinity");
@@ -234,7 +234,7 @@ TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ra
   const auto reports = testing::by_rank(3, [&](dist::Communicator& ranks) {
     models::TrainOptions own = options;
     own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
+    own.setup.layout.rank = ranks.rank();
     nn::TrainControl control;
     if (ranks.rank() == 1) {
       control.wish = [steps = 0]() mutable { return ++steps == 2 ? nn::Wish::stop : nn::Wish::go_on; };
@@ -275,11 +275,11 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   options = options_of({"char-gpt", 2, 4});
   CHECK(refusal(options) == "`zero`: stage 4; expected 0 to 3");
   options = options_of({"char-gpt", 2, 0});
-  options.setup.rank = 2;
+  options.setup.layout.rank = 2;
   CHECK(refusal(options).find("`ranks`: 2, of which this is rank 2;") == 0);
-  options.setup.rank = 0;
+  options.setup.layout.rank = 0;
   options.setup.fuses_optimizer = true;
-  options.setup.clip_norm = 0;
+  options.setup.optimizer.clip_norm = 0;
   CHECK(refusal(options).find("`fuses_optimizer`: not with `ranks` 2") == 0);
   options.setup.fuses_optimizer = false;
   options.setup.micro_batches = models::auto_micro_batches;

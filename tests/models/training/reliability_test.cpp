@@ -84,7 +84,7 @@ using namespace reliability_test;
 TEST_CASE("reliability: training that diverges stops at once and keeps the last good checkpoint", "[reliability]") {
   const TemporaryFolder folder;
   TrainOptions options = tiny(folder);
-  options.setup.optimizer = "sgd", options.setup.rate = 1e20, options.setup.clip_norm = 0;
+  options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 1e20, options.setup.optimizer.clip_norm = 0;
   options.steps = 50, options.save_every = 1, options.save_weights = folder / "w";
   options.schedule = "cosine", options.warmup = 20;  // the first steps are small
   const Run r = run(options);
@@ -105,7 +105,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
       const TemporaryFolder folder;
       TrainOptions options = tiny(folder);
       options.schedule = "constant", options.keep = keep, options.steps = 4;
-      options.setup.optimizer = "sgd", options.setup.rate = 0.01, options.setup.clip_norm = 0;
+      options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 0.01, options.setup.optimizer.clip_norm = 0;
       if (is_link) {
         fs::create_directory(folder / "real");
         write_text_file(folder / "real/x", "");
@@ -115,7 +115,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
       const std::string good = read_text_file(options.save);
       // From there on a step is far too long: it leaves finite parameters, but their loss is not finite.
       TrainOptions on = options;
-      on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.rate = 1e25;
+      on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.optimizer.rate = 1e25;
       const Run r = run(on);
       INFO(r.report.end_text);
       CHECK(r.report.end == nn::TrainEnd::diverged);
@@ -138,7 +138,8 @@ TEST_CASE("reliability: a state that holds an infinity is not written over a goo
   run(options);
   const std::string good = read_text_file(options.save);
   // The first loss is finite, its update is not.
-  options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0, options.steps = 5;
+  options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 1e39, options.setup.optimizer.clip_norm = 0,
+  options.steps = 5;
   options.save_every = 1;
   const Run r = run(options);
   CHECK(r.report.end == nn::TrainEnd::diverged);
@@ -153,7 +154,7 @@ TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[r
   const TemporaryFolder folder;
   TrainOptions options = tiny(folder);
   models::set_precision(options.setup, "O2");
-  options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
+  options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
   options.steps = 12, options.save_every = 1;
   const Run r = run(options);
   CHECK(r.report.end == nn::TrainEnd::complete);
@@ -314,13 +315,13 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     void (*apply)(TrainOptions&);
   };
   for (const Case& c :
-       {Case{"`rate` 0.014", [](TrainOptions& o) { o.setup.rate = 0.5; }},
+       {Case{"`rate` 0.014", [](TrainOptions& o) { o.setup.optimizer.rate = 0.5; }},
         Case{"`schedule` constant -> cosine", [](TrainOptions& o) { o.schedule = "cosine"; }},
         Case{"`warmup` 0 -> 1", [](TrainOptions& o) { o.warmup = 1; }},
-        Case{"`clip_norm` 1 -> 0.5", [](TrainOptions& o) { o.setup.clip_norm = 0.5; }},
+        Case{"`clip_norm` 1 -> 0.5", [](TrainOptions& o) { o.setup.optimizer.clip_norm = 0.5; }},
         Case{"`dropout` 0", [](TrainOptions& o) { o.setup.sizes.dropout = 0.25; }},
-        Case{"`weight_decay` 0.1 -> 0", [](TrainOptions& o) { o.setup.weight_decay = 0; }},
-        Case{"`beta2` 0.99 -> 0.9", [](TrainOptions& o) { o.setup.beta2 = 0.9; }},
+        Case{"`weight_decay` 0.1 -> 0", [](TrainOptions& o) { o.setup.optimizer.weight_decay = 0; }},
+        Case{"`beta2` 0.99 -> 0.9", [](TrainOptions& o) { o.setup.optimizer.beta2 = 0.9; }},
         Case{"`micro_batches` 1 -> 2", [](TrainOptions& o) { o.setup.micro_batches = 2; }},
         Case{"`head` full -> chunked", [](TrainOptions& o) { o.setup.sizes.head = models::Head::chunked; }},
         Case{"`batch` 2 -> 3", [](TrainOptions& o) { o.setup.batch = 3; }}}) {
@@ -352,7 +353,7 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     data->fit(setup.sizes);
     data->open(model->options(), setup.batch, setup.seed);
     TrainOptions shards = options;
-    shards.setup.tp = 2;
+    shards.setup.layout.tp = 2;
     CHECK(models::recipe_change({}, options, *data, *model, "").empty());
     CHECK(models::recipe_change({}, shards, *data, *model, "") == "`tp` 1 -> 2");
   }
@@ -364,7 +365,7 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
   CHECK(contains(refusal(window), "was trained with `window` 0; expected the same, got `window` 4"));
   // The optimizer's name in the file records the state's width, in both directions.
   TrainOptions narrow = options;
-  narrow.setup.state = DType::bf16;
+  narrow.setup.optimizer.state = DType::bf16;
   CHECK(contains(refusal(narrow), "with `state` f32; expected the same, got a run with `state` bf16"));
   narrow.resume.clear(), narrow.save = folder / "narrow", narrow.steps = 2;
   run(narrow);

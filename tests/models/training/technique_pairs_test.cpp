@@ -98,19 +98,19 @@ models::Setup pairs_setup() {
   setup.sizes.layers = 2, setup.sizes.width = 24, setup.sizes.heads = 2, setup.sizes.sequence = 10;
   setup.sizes.vocabulary = 29, setup.sizes.dropout = 0;
   setup.batch = 4;
-  setup.clip_norm = 0;
+  setup.optimizer.clip_norm = 0;
   return setup;
 }
 
 /// The losses of three steps and of a final evaluation, on rank 0.
 std::vector<double> run_pair(const models::Setup& setup, dist::Communicator* ranks = nullptr) {
-  if (setup.ranks > 1 && ranks == nullptr) {
-    return testing::by_rank(setup.ranks, [&](dist::Communicator& c) { return run_pair(setup, &c); }).front();
+  if (setup.layout.ranks > 1 && ranks == nullptr) {
+    return testing::by_rank(setup.layout.ranks, [&](dist::Communicator& c) { return run_pair(setup, &c); }).front();
   }
   models::TrainOptions options;
   options.setup = setup;
   options.ranks = ranks;
-  if (ranks != nullptr) options.setup.rank = ranks->rank();
+  if (ranks != nullptr) options.setup.layout.rank = ranks->rank();
   options.data = "synthetic";
   options.steps = 3;
   options.eval_batches = 1;

@@ -61,14 +61,14 @@ models::Setup setup_of(const Row& row) {
   if (row.model == "llama-3-8b") sizes.vocabulary = 96, sizes.hidden = 96;  // its head is not the table
   if (row.model == "bert-base") sizes.vocabulary = 97;
   setup.batch = 8;
-  setup.optimizer = row.optimizer;
-  setup.ranks = row.tp * row.dp;
-  setup.tp = row.tp;
-  setup.sequence_parallel = row.cuts_sequence;
-  setup.zero = row.zero;
+  setup.optimizer.name = row.optimizer;
+  setup.layout.ranks = row.tp * row.dp;
+  setup.layout.tp = row.tp;
+  setup.layout.sequence_parallel = row.cuts_sequence;
+  setup.layout.zero = row.zero;
   setup.micro_batches = row.micro_batches;
-  setup.bucket_bytes = 16 << 10;
-  setup.clip_norm = row.clip;
+  setup.layout.bucket_bytes = 16 << 10;
+  setup.optimizer.clip_norm = row.clip;
   if (!row.precision.empty()) set_precision(setup, row.precision);
   return setup;
 }
@@ -127,7 +127,7 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
   const std::map<std::string, int> owners = testing::check_ranks_have(setup, one);
   for (const auto& [name, count] : owners) {  // one rank of each group has a shard, all have the rest
     INFO(name);
-    CHECK((count == row.dp || count == setup.ranks));
+    CHECK((count == row.dp || count == setup.layout.ranks));
   }
 }
 
@@ -135,11 +135,11 @@ TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding
   const std::string model = GENERATE("char-gpt", "tiny-llama", "llama-3-8b", "bert-base", "vit-b16");
   const int tp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, tp, 1});
-  setup.ranks = 1;
+  setup.layout.ranks = 1;
   if (setup.sizes.dropout > 0) setup.sizes.dropout = 0;  // shards draw dropout separately
-  setup.dtype = DType::f64;
+  setup.precision.dtype = DType::f64;
   models::Setup whole = setup;
-  whole.tp = 1;
+  whole.layout.tp = 1;
   INFO(model << " in " << tp << " parts");
   const testing::StepsResult a = testing::run_steps(setup, nullptr), b = testing::run_steps(whole, nullptr);
   for (std::size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 1e-10);
@@ -157,7 +157,7 @@ TEST_CASE("tensor parallel: the sequence in parts changes sums over tokens alone
   INFO(row.text());
   models::Setup setup = alone(setup_of(row));
   const testing::StepsResult whole = testing::run_steps(setup, nullptr);
-  setup.sequence_parallel = true;
+  setup.layout.sequence_parallel = true;
   const testing::StepsResult cut = testing::run_steps(setup, nullptr);
   CHECK(cut.losses[0] == whole.losses[0]);
   CHECK(cut.losses.back() == Approx(whole.losses.back()).epsilon(row.precision == "bf16" ? 1e-2 : 1e-3));
@@ -199,7 +199,7 @@ TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by si
   CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
                     Catch::Contains("scores of a vocabulary in 2 parts, which are never side by side"));
   sizes.vocabulary = 1;
-  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; expected at most as many parts"));
+  CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; expected at most as many shards"));
   sizes.vocabulary = 96;
   sizes.head = models::Head::chunked;
   CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("not with a chunked head"));
@@ -215,7 +215,7 @@ TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
   cached.batch = 1, cached.context = 4;
   nn::KvCache cache(cached, cpu);
   CHECK_THROWS_WITH(decoder.extend(zeros({1, 1}, DType::i64), cache),
-                    Catch::Contains("a cache with blocks in parts; expected whole blocks"));
+                    Catch::Contains("a cache with sharded blocks; expected whole blocks"));
   CHECK(cache.length() == 0);
 }
 
@@ -223,35 +223,35 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
     models::TrainOptions options;
     options.setup = setup_of({"char-gpt", 2, 1});
-    options.setup.ranks = 1;
+    options.setup.layout.ranks = 1;
     options.data = "synthetic";
     change(options);
     return testing::refusal_of(options);
   };
   CHECK(why([](auto&) {}) == "");
-  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "`tp`: 5 parts: 12 heads; expected a divisor");
-  CHECK(why([](auto& o) { o.setup.ranks = 3; }) ==
-        "`tp`: 2 with `ranks` 3; expected a divisor of the ranks, or any number of parts on one rank");
+  CHECK(why([](auto& o) { o.setup.layout.tp = 5; }) == "`tp`: 5 shards: 12 heads; expected a divisor");
+  CHECK(why([](auto& o) { o.setup.layout.ranks = 3; }) ==
+        "`tp`: 2 with `ranks` 3; expected a divisor of the ranks, or any number of shards on one rank");
   CHECK(why([](auto& o) {
-          o.setup.ranks = 4, o.setup.batch = 9;
-        }).find("`ranks`: 4 in teams of `tp` 2 do not divide") == 0);
-  CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
-  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 not with `lora_rank` 4") == 0);
+          o.setup.layout.ranks = 4, o.setup.batch = 9;
+        }).find("`ranks`: 4 in groups of `tp` 2 do not divide") == 0);
+  CHECK(why([](auto& o) { o.setup.layout.tp = 0; }).find("`tp`: 0") == 0);
+  CHECK(why([](auto& o) { o.setup.lora.rank = 4; }).find("`tp`: 2 not with `lora_rank` 4") == 0);
   CHECK(why([](auto& o) { o.sample = 4; }).find("`tp`: 2 with `sample`") == 0);
-  CHECK(why([](auto& o) { o.setup.tp = 1, o.setup.sequence_parallel = true; }) ==
+  CHECK(why([](auto& o) { o.setup.layout.tp = 1, o.setup.layout.sequence_parallel = true; }) ==
         "`sequence_parallel`: needs `tp` 2 or more");
   CHECK(why([](auto& o) {
-          o.setup.sequence_parallel = true, o.setup.sizes.sequence = 17;
-        }).find("`tp`: 2 parts: a sequence of 17 tokens; expected a divisor") == 0);
+          o.setup.layout.sequence_parallel = true, o.setup.sizes.sequence = 17;
+        }).find("`tp`: 2 shards: a sequence of 17 tokens; expected a divisor") == 0);
   CHECK(why([&](auto& o) {
           o.setup = setup_of({"vit-b16", 2, 1});
-          o.setup.ranks = 1, o.setup.sequence_parallel = true;
+          o.setup.layout.ranks = 1, o.setup.layout.sequence_parallel = true;
         }).find("is not cut along the sequence; expected GPT, Llama or BERT") != std::string::npos);
   CHECK(why([](auto& o) { o.setup.sizes.head = models::Head::chunked; }) ==
         "`head`: chunked not with `tp` 2: its ranks have a shard of the vocabulary each; expected one of the two");
   CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }) ==
         "`feed_forward`: tiled not with `tp` 2: the shards of its layers are whole products; expected one of the two");
-  CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("`tp`: 2 parts: not with products in FP8") == 0);
+  CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("`tp`: 2 shards: not with products in FP8") == 0);
   CHECK(why([](auto& o) {
           o.setup.model = "resnet18";
           o.setup.sizes = {};

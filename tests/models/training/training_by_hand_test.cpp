@@ -198,8 +198,8 @@ Numbers perceptron_by_hand(const TrainOptions& options, const Pictures& pictures
     }
     losses.push_back(loss);
     const double rate = rates[static_cast<std::size_t>(step)];
-    const double momentum = options.setup.optimizer == "sgd" ? 0 : 0.9,
-                 decay = std::max(0.0, options.setup.weight_decay);
+    const double momentum = options.setup.optimizer.name == "sgd" ? 0 : 0.9,
+                 decay = std::max(0.0, options.setup.optimizer.weight_decay);
     first.update(rate, momentum, decay);
     second.update(rate, momentum, decay);
   }
@@ -272,10 +272,10 @@ Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
       for (const double g : gradients.back()) squares += g * g;
       p.tensor.grad() = Tensor();
     }
-    const double norm = std::sqrt(squares), factor = std::min(1.0, options.setup.clip_norm / (norm + 1e-6));
+    const double norm = std::sqrt(squares), factor = std::min(1.0, options.setup.optimizer.clip_norm / (norm + 1e-6));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       for (double& g : gradients[i]) g *= factor;
-      const double given = options.setup.weight_decay, of_matrices = given < 0 ? 0.1 : given;
+      const double given = options.setup.optimizer.weight_decay, of_matrices = given < 0 ? 0.1 : given;
       const double decay = parameters[i].tensor.rank() >= 2 ? of_matrices : 0;
       states[i].update(values[i], gradients[i], rates[static_cast<std::size_t>(step)], 0.99, decay, step + 1);
       const std::vector<float> rounded(values[i].begin(), values[i].end());
@@ -298,24 +298,24 @@ TEST_CASE("training by hand: a perceptron's losses and rates, step by step", "[t
   TrainOptions options = options_of("mlp", pictures.write(folder), 12, 12);
   options.setup.sizes.layers = 1;
   options.setup.sizes.width = 16;
-  options.setup.rate = 0.05;
+  options.setup.optimizer.rate = 0.05;
   SECTION("constant, momentum") {}
   SECTION("step, momentum, weight decay, a floor") {
     options.schedule = "step", options.min_rate = 0.001;
-    options.setup.weight_decay = 0.02;
+    options.setup.optimizer.weight_decay = 0.02;
   }
   SECTION("cosine after a warm-up, without momentum, in micro-batches") {
     options.schedule = "cosine", options.warmup = 4, options.min_rate = 0.01;
-    options.setup.optimizer = "sgd", options.setup.rate = 0.3;
+    options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 0.3;
     options.setup.micro_batches = 3;
   }
   SECTION("constant after a warm-up") { options.warmup = 5; }
   SECTION("steps that nothing divides, an odd batch in as many micro-batches") {
     options.schedule = GENERATE("step", "cosine"), options.steps = 8, options.warmup = 1;
     options.setup.batch = options.setup.micro_batches = 5;
-    options.min_rate = 0.0007, options.setup.weight_decay = 0.02;
+    options.min_rate = 0.0007, options.setup.optimizer.weight_decay = 0.02;
   }
-  const Numbers rates = rates_of(options, options.setup.rate);
+  const Numbers rates = rates_of(options, options.setup.optimizer.rate);
   check_same(told_by_program(options), perceptron_by_hand(options, pictures, rates), rates, 1e-4);
 }
 
@@ -325,14 +325,15 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
   TrainOptions options = options_of("char-gpt", folder / "text.txt", 4, 8);
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
   options.setup.sizes.sequence = 16;
-  options.setup.rate = 0.01;
-  options.setup.clip_norm = 0.5;
+  options.setup.optimizer.rate = 0.01;
+  options.setup.optimizer.clip_norm = 0.5;
   options.setup.micro_batches = 2;
   options.schedule = "cosine";
   options.warmup = 2;
   options.min_rate = 0.002;
-  options.setup.weight_decay = GENERATE(-1.0, 3.0);  // AdamW's default; one large enough to show on gains and biases
-  const Numbers rates = rates_of(options, options.setup.rate);
+  options.setup.optimizer.weight_decay =
+      GENERATE(-1.0, 3.0);  // AdamW's default; one large enough to show on gains and biases
+  const Numbers rates = rates_of(options, options.setup.optimizer.rate);
   const Numbers losses = gpt_by_hand(options, rates);
   CHECK(losses.back() < 0.97 * losses.front());
   check_same(told_by_program(options), losses, rates, 1e-3);
@@ -349,7 +350,7 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
       options.eval_batches = 0;
       options.setup.micro_batches = micro_batches;
       options.setup.sizes.width = name == std::string("mlp") ? 32 : 4;
-      options.setup.rate = 0.02;
+      options.setup.optimizer.rate = 0.02;
       const models::PreparedTraining prepared = models::prepare_training(options);
       models::Training training(prepared.options, *prepared.data, cpu);
       for (std::int64_t step = 0; step < 20; ++step) training.step();

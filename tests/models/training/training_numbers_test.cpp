@@ -109,7 +109,7 @@ TEST_CASE("training numbers: an option without the one that it needs is refused 
       {"`keep`: needs `save`", [](auto& o) { o.keep = 2; }},
       {"`min_rate`: needs `schedule` cosine", [](auto& o) { o.min_rate = 0.001; }},
       {"`min_rate`: expected at most the `rate` 0.01, got 0.0101",
-       [](auto& o) { o.schedule = "step", o.setup.rate = 0.01, o.min_rate = 0.0101; }},
+       [](auto& o) { o.schedule = "step", o.setup.optimizer.rate = 0.01, o.min_rate = 0.0101; }},
   };
   for (const auto& row : rows) {
     TrainOptions o;
@@ -174,12 +174,12 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
     options.setup.sizes.sequence = 8;
     options.setup.seed = 5;
-    options.setup.optimizer = row.name;
-    options.setup.optimizer_rank = row.rank;
-    options.setup.rate = 0.02;
-    options.setup.weight_decay = 0.3;
-    options.setup.beta2 = row.beta2;
-    options.setup.clip_norm = 0;
+    options.setup.optimizer.name = row.name;
+    options.setup.optimizer.rank = row.rank;
+    options.setup.optimizer.rate = 0.02;
+    options.setup.optimizer.weight_decay = 0.3;
+    options.setup.optimizer.beta2 = row.beta2;
+    options.setup.optimizer.clip_norm = 0;
     options.data = "synthetic";
     options.steps = 5;
     const trained_test::Run told = trained_test::run(options);
@@ -221,13 +221,13 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
 TEST_CASE("training numbers: alpha is the rank, and an interval is for a dynamic scale", "[training]") {
   models::Setup setup;
   setup.model = "char-gpt";
-  setup.lora_rank = 8;
+  setup.lora.rank = 8;
   CHECK(models::adapting_text(setup).starts_with("LoRA of rank 8, alpha 8, "));
-  setup.loss_scale_interval = 5;
+  setup.precision.loss_scale_interval = 5;
   CHECK_THROWS_AS(models::loss_scaling(setup), ValueError);  // the loss is not scaled
-  setup.loss_scale = {.scale = 1024, .is_dynamic = false};
+  setup.precision.loss_scale = {.scale = 1024, .is_dynamic = false};
   CHECK_THROWS_AS(models::loss_scaling(setup), ValueError);
-  setup.loss_scale = optim::GradScalerOptions();
+  setup.precision.loss_scale = optim::GradScalerOptions();
   CHECK(models::loss_scaling(setup)->interval == 5);
 }
 
@@ -240,9 +240,9 @@ namespace {
 models::TrainOptions options_of(const std::string& optimizer, const std::string& model = "char-gpt") {
   models::TrainOptions options;
   options.setup.model = model;
-  options.setup.optimizer = optimizer;
+  options.setup.optimizer.name = optimizer;
   options.setup.batch = 8;
-  if (optimizer == "galore") options.setup.optimizer_rank = 8;
+  if (optimizer == "galore") options.setup.optimizer.rank = 8;
   if (model == "char-gpt") {
     options.setup.sizes.layers = 3, options.setup.sizes.heads = 2, options.setup.sizes.width = 64;
     options.setup.sizes.sequence = 64, options.setup.sizes.dropout = 0.1;
@@ -282,9 +282,9 @@ TEST_CASE("optimizers: of matrices train as predicted, in a budget and resumed",
     CHECK(planned.report.measured_peak_bytes <= tight.budget_bytes);
 
     models::TrainOptions fused = options;
-    fused.setup.fuses_optimizer = true, fused.setup.clip_norm = 0;
+    fused.setup.fuses_optimizer = true, fused.setup.optimizer.clip_norm = 0;
     models::TrainOptions apart = options;
-    apart.setup.clip_norm = 0;
+    apart.setup.optimizer.clip_norm = 0;
     CHECK(train_as_predicted(fused).losses == train_as_predicted(apart).losses);
 
     models::TrainOptions first = options, rest = options;
@@ -311,7 +311,7 @@ TEST_CASE("optimizers: what matrices are left to AdamW", "[program]") {
   // Recognises AdamW by its state: two moments in the parameter's shape.
   const auto elementwise = [](const char* model, const models::ModelOptions& sizes) {
     models::Setup setup;
-    setup.model = model, setup.sizes = sizes, setup.optimizer = "muon";
+    setup.model = model, setup.sizes = sizes, setup.optimizer.name = "muon";
     const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
     const ResourceScope scope(stack.top);
     const auto net = models::make_model(model, sizes, {dry(cpu)});
@@ -337,7 +337,7 @@ TEST_CASE("optimizers: what matrices are left to AdamW", "[program]") {
 
 TEST_CASE("optimizers: a rank belongs to galore", "[program]") {
   models::TrainOptions options = options_of("muon");
-  options.setup.optimizer_rank = 4;
+  options.setup.optimizer.rank = 4;
   CHECK(trained_test::refusal(options).find("`optimizer_rank` 4: muon has no rank; it belongs to galore") !=
         std::string::npos);
 }
@@ -385,7 +385,7 @@ TEST_CASE("default rates: every family trains with them", "[program][slow]") {
 TEST_CASE("default rates: of every optimizer", "[program]") {
   const auto numbers = [](const char* model, const char* optimizer) {
     models::Setup setup;
-    setup.model = model, setup.optimizer = optimizer;
+    setup.model = model, setup.optimizer.name = optimizer;
     return models::optimizer_numbers(setup);
   };
   const auto rate = [&](const char* model, const char* optimizer) { return numbers(model, optimizer).rate; };
@@ -411,7 +411,7 @@ TEST_CASE("default rates: of every optimizer", "[program]") {
   CHECK(rate("mlp", "adafactor") == 0.03);
   for (const auto& [width, expected] : {std::pair{128, 3e-3}, {512, 1.0606602e-3}, {768, 7.8254e-4}}) {
     models::Setup setup;
-    setup.model = "char-gpt", setup.optimizer = "adamw", setup.sizes.width = width, setup.sizes.heads = 4;
+    setup.model = "char-gpt", setup.optimizer.name = "adamw", setup.sizes.width = width, setup.sizes.heads = 4;
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
     CHECK(models::optimizer_numbers(setup).rate == Approx(expected).epsilon(1e-4));
   }
