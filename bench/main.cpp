@@ -146,7 +146,8 @@ int run(int argc, char** argv) {
   CLI::App program("Trains models in a known number of bytes.", "thimble");
   program.footer(
       "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
-      "last loss that is not finite; 5 measured otherwise than predicted; 6 standard output could not be written");
+      "last loss that is not finite; 5 measured otherwise than predicted; 6 standard output, --log or --trace is "
+      "incomplete");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
   const std::string_view first = argc > 1 ? argv[1] : "";
   if (argc > 2 && (first == "--version" || first == "--help" || first == "-h")) {

@@ -126,7 +126,7 @@ Theory make_theory(std::string_view name, const ModelOptions& options, const nn:
   if (options.team.has_whole_layers) sizes.team = {};
   Theory theory = row_of(name).theory(name, sizes, precision);
   if (options.team.has_whole_layers) {
-    theory.unknown = "tokens in parts, in attention heads, keep";
+    theory.unknown = "tokens in shards, in attention heads, keep";
     theory.layers.clear(), theory.outside.clear();
   }
   return theory;

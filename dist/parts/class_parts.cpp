@@ -29,7 +29,7 @@ void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets
   ops::loss_detail::check_target_dtype(form_of(op), targets);
   const std::int64_t own = op.team.own(op.classes);
   if (logits.rank() != 2 || logits.size(1) != own || targets.shape() != Shape{logits.size(0)}) {
-    throw ShapeError(is + "; expected (N, " + std::to_string(own) + "), the classes of this rank's parts, and (N)");
+    throw ShapeError(is + "; expected (N, " + std::to_string(own) + "), the classes of this rank's shards, and (N)");
   }
   check_one_device(op.name, logits, targets);
 }
@@ -131,7 +131,7 @@ void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets
   if (targets.rank() != 2 || targets.size(1) % op.team.parts != 0 || logits.rank() != 2 ||
       logits.size(0) != targets.elements() / op.team.parts * op.team.count()) {
     throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.team.count()) + " in " +
-                     std::to_string(op.team.parts) + " parts of (B, T)");
+                     std::to_string(op.team.parts) + " shards of (B, T)");
   }
   check_one_device(op.name, logits, targets);
 }

@@ -64,7 +64,7 @@ Tensor copy_to_group(const Team& team, const Tensor& x) {
 Tensor sum_shards(const Team& team, std::span<const Tensor> terms) {
   if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
     throw ValueError("sum_shards: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
-                     " parts; expected one each, at most " + std::to_string(Needs::max_operands));
+                     " shards; expected one each, at most " + std::to_string(Needs::max_operands));
   }
   if (team.parts == 1) return terms[0];
   return team.cuts_sequence ? apply_list(ReduceScatter{team}, terms) : apply_list(AllReduce{team.ranks}, terms);

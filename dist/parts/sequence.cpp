@@ -56,7 +56,7 @@ Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
 Tensor AllGather::forward(const Tensor& x, Needs, Saved&) const {
   if (x.rank() != 3 || x.size(0) % team.count() != 0) {
     throw ShapeError(std::string(name) + ": " + describe(x) + "; expected (P B, T / t, C) of P " +
-                     std::to_string(team.count()) + " parts");
+                     std::to_string(team.count()) + " shards");
   }
   return gather(team, x);
 }
@@ -69,7 +69,7 @@ Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) cons
   check_terms(terms);
   if (terms[0].rank() != 3 || terms[0].size(1) % team.parts != 0) {
     throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
-                     " parts; expected (B, T, C) whose T they divide");
+                     " shards; expected (B, T, C) whose T they divide");
   }
   return sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
 }
@@ -119,7 +119,7 @@ Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
   const std::int64_t t = team.parts, count = team.count();
   const std::int64_t of_heads = is_to_heads ? stretches * t : stretches, of_tokens = is_to_heads ? 1 : t;
   if (x.rank() != 3 || x.size(0) % count != 0 || x.size(1) % of_tokens != 0 || x.size(2) % of_heads != 0) {
-    throw ShapeError(std::string(name) + ": " + describe(x) + " in " + std::to_string(t) + " parts; expected " +
+    throw ShapeError(std::string(name) + ": " + describe(x) + " in " + std::to_string(t) + " shards; expected " +
                      (is_to_heads ? "(P B, T / t, S C) whose C" : "(P B, T, S C / t) whose T") + " they divide");
   }
   const std::int64_t b = x.size(0) / count, tokens = x.size(1) / of_tokens, width = x.size(2) / of_heads;

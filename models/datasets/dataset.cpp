@@ -11,7 +11,7 @@ std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& mode
                                       std::uint64_t seed, const std::string& tokenizer) {
   if (!tokenizer.empty() && (!model.is_text() || model.is_masked())) {
     throw ValueError("`tokenizer`: '" + tokenizer + "': not for " + std::string(name) +
-                     "; expected a model of the GPT family");
+                     "; expected a GPT or Llama model");
   }
   return model.is_text() ? open_text(path, name, model.is_masked(), seed, tokenizer)
                          : open_images(path, model.options(), seed);

@@ -32,7 +32,7 @@ class Contents {
       const CutParameters cuts(*parts.modules[i]);
       if (is_numbered && !cuts.empty()) {
         throw ValueError("checkpoint: expected one module, or several with whole parameters, got " +
-                         std::to_string(parts.modules.size()) + " with parts of parameters");
+                         std::to_string(parts.modules.size()) + " with shards of parameters");
       }
       if (!is_numbered) cuts_ = cuts;
       const std::string prefix = is_numbered ? "model." + std::to_string(i) + "." : "model.";

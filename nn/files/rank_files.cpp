@@ -254,7 +254,7 @@ void check_state(const Module& module, const WholeState& whole) {
     for (const NamedTensor& s : whole.at(cut.whole)) {
       if (s.tensor.elements() == cut.part.whole.elements()) continue;
       throw ShapeError("save_checkpoint: state " + quote(s.name) + " has " + std::to_string(s.tensor.elements()) +
-                       " elements for a parameter in parts with " + std::to_string(cut.part.whole.elements()) +
+                       " elements for a parameter in shards with " + std::to_string(cut.part.whole.elements()) +
                        "; expected one for each element");
     }
   }

@@ -301,7 +301,7 @@ void save_weight_folder(const Module& module, const std::string& folder, std::ui
                         const Metadata& metadata) {
   if (most_bytes == 0) throw ValueError("save_weight_folder: shards of at most 0 bytes; expected at least 1");
   if (!CutParameters(module).empty()) {
-    throw ValueError("save_weight_folder: of a model in parts; expected whole layers, and save_weights() of parts");
+    throw ValueError("save_weight_folder: of a model in shards; expected whole layers, and save_weights() of shards");
   }
   const std::filesystem::path into(folder);
   std::error_code error;

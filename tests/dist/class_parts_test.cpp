@@ -160,7 +160,7 @@ TEST_CASE("class parts: operands that do not fit are refused", "[class_parts]") 
   };
   const Tensor logits = zeros({2, classes}), targets = zeros({2}, DType::i64);
   CHECK(to_host<float>(loss_of(logits, targets))[0] == Approx(std::log(37.0)));
-  CHECK_THROWS_WITH(loss_of(zeros({2, 36}), targets), Catch::Contains("(N, 37), the classes of this rank's parts"));
+  CHECK_THROWS_WITH(loss_of(zeros({2, 36}), targets), Catch::Contains("(N, 37), the classes of this rank's shards"));
   CHECK_THROWS_AS(loss_of(logits, zeros({3}, DType::i64)), ShapeError);
   CHECK_THROWS_AS(loss_of(zeros({2, classes}, DType::i32), targets), DTypeError);
   CHECK_THROWS_AS(loss_of(logits, zeros({2})), DTypeError);

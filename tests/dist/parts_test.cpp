@@ -135,7 +135,7 @@ TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused
   CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, b}), ShapeError);
   CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, c}), DTypeError);
   CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{a}),
-                    Catch::Contains("1 terms of 2 parts; expected one each, at most 32"));
+                    Catch::Contains("1 terms of 2 shards; expected one each, at most 32"));
 }
 
 TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {

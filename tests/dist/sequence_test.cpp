@@ -197,7 +197,7 @@ TEST_CASE("sequence: what does not divide is refused", "[sequence]") {
   const dist::Team team{3, nullptr, true};
   const Tensor x = zeros({3, 8, 2});
   CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{x, x, x}), Catch::Contains("(B, T, C) whose T they divide"));
-  CHECK_THROWS_WITH(apply(dist::AllGather{team}, zeros({4, 8, 2})), Catch::Contains("of P 3 parts"));
+  CHECK_THROWS_WITH(apply(dist::AllGather{team}, zeros({4, 8, 2})), Catch::Contains("of P 3 shards"));
   CHECK_THROWS_WITH(apply(ops::LayerNorm{1, 1e-5, 5}, x, zeros({2}), zeros({2})),
                     Catch::Contains("5 groups of 24 rows; expected a divisor"));
   CHECK_THROWS_WITH(apply(ops::Dropout{0.5, {}, {2, 0}}, x), Catch::Contains("groups that divide the first axis"));
@@ -373,6 +373,6 @@ TEST_CASE("heads: what does not divide is refused", "[heads]") {
   CHECK_THROWS_WITH(apply(dist::ExchangeHeads{team, 1, false}, zeros({3, 8, 3})),
                     Catch::Contains("whose T they divide"));
   CHECK_THROWS_WITH(apply(dist::TokenPartsLoss{team}, zeros({3, 3}), zeros({1, 4}, DType::i64)),
-                    Catch::Contains("in 3 parts of (B, T)"));
+                    Catch::Contains("in 3 shards of (B, T)"));
   CHECK_THROWS_AS(apply(dist::TokenPartsLoss{team}, zeros({6, 3}), zeros({2, 3}, DType::f32)), DTypeError);
 }

@@ -233,7 +233,7 @@ TEST_CASE("tokenizer training: batches are windows of the text's tokens", "[toke
   }
   const auto bert = models::make_model("bert-base", sizes, {dry(cpu)});
   CHECK_THROWS_WITH(models::open_dataset(folder / "text", *bert, "bert-base", 5, folder / "t.json"),
-                    Catch::Matchers::Contains("not for bert-base; expected a model of the GPT family"));
+                    Catch::Matchers::Contains("not for bert-base; expected a GPT or Llama model"));
 }
 
 TEST_CASE("tokenizer training: tokens of 32 bits", "[tokens][data]") {
