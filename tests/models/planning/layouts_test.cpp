@@ -248,6 +248,14 @@ TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
   CHECK(least(1) == Approx(0.95 * parameters * (1 + 1 + 1)).epsilon(1e-3));
   CHECK(least(2) == Approx(0.95 * parameters * (1 + 1 + 0.5)).epsilon(1e-3));
   CHECK(least(3) == Approx(0.95 * parameters * (0.5 + 1 + 0.5)).epsilon(1e-3));
+  // An activation and its gradient cross the link between two stages, each in a message; so do those of a tied table.
+  const auto of_two = [&](double message_s) {
+    models::Cluster two = cluster;
+    two.ranks = 2, two.inside.message_s = message_s;
+    return models::LayoutTimes(setup, two, nn::hardware("cpu"), cpu).of({.pp = 2});
+  };
+  CHECK(of_two(1).pipeline_s - of_two(0).pipeline_s == Approx(2));
+  CHECK(of_two(1).shares_s - of_two(0).shares_s == Approx(2));
   // An update passes over all state, of which a rank has only its shard from ZeRO stage 1 on.
   const double whole_s = times.of({.dp = 2}).update_s;
   for (const int zero : {1, 2, 3}) CHECK(times.of({.dp = 2, .zero = zero}).update_s == Approx(whole_s / 2));
