@@ -119,6 +119,40 @@ TEST_CASE("training numbers: an option without the one that it needs is refused 
   }
 }
 
+TEST_CASE("training numbers: each option is the trainer's of the same name", "[training]") {
+  for (int on = 0; on < 4; ++on) {  // one switch at a time
+    INFO("switch " << on);
+    TrainOptions o;
+    o.setup.model = "char-gpt", o.setup.seed = 3, o.steps = 7, o.eval_every = 5, o.save_every = 6, o.keep = 4;
+    o.process_budget_bytes = 8, o.save = "a", o.log = "b", o.resume = "c";
+    o.is_strict = on == 0, o.captures_steps = on == 1, o.overwrites = on == 2;
+    if (on == 3) o.setup.offloads_gradients = true, o.setup.offload = "d";
+    const nn::TrainerOptions t = models::trainer_options(o, dry(cpu));
+    CHECK((t.is_strict == (on == 0) && t.captures_steps == (on == 1) && t.overwrites == (on == 2)));
+    CHECK((t.offload.gradients == (on == 3) && t.device == dry(cpu) && t.process_budget_bytes == 8));
+    CHECK((t.seed == 3 && t.steps == 7 && t.evaluate_every == 5 && t.save_every == 6 && t.keep == 4));
+    CHECK((t.save == "a" && t.log == "b" && t.resume == "c"));
+  }
+}
+
+TEST_CASE("training numbers: a policy's masters and a tier reach every optimizer", "[training]") {
+  for (const char* const name :
+       {"sgd", "momentum", "adam", "adamw", "adamw8", "adafactor", "muon", "apollo-mini", "galore", "adam-mini"}) {
+    INFO(name);
+    models::Setup setup;
+    setup.model = "mlp", setup.optimizer = name;
+    models::set_precision(setup, "O2");  // f16 parameters with masters in f32
+    const auto model = models::make_model(setup, dry(cpu));
+    const auto masters = models::make_optimizer(setup, *model);
+    std::int64_t elements = 0;
+    for (const optim::Named& s : masters->state()) elements += s.name.ends_with(".master") ? s.tensor.elements() : 0;
+    CHECK(elements == model->parameter_count());
+    CHECK_FALSE(masters->offloads_state());
+    setup.offloads_optimizer = true, setup.offload = "FOLDER";
+    CHECK(models::make_optimizer(setup, *model)->offloads_state());
+  }
+}
+
 TEST_CASE("training numbers: every optimizer's options reach it", "[training]") {
   const OptimizerRow rows[] = {
       {"sgd", 0, -1,
@@ -333,13 +367,6 @@ TEST_CASE("optimizers: what matrices are left to AdamW", "[program]") {
     CHECK((name.starts_with("bert.embeddings.") || name.starts_with("cls.")));
   }
   CHECK(elementwise("vit-b16", {.image = 32, .layers = 1, .heads = 2, .width = 16}).size() == 4);
-}
-
-TEST_CASE("optimizers: a rank belongs to galore", "[program]") {
-  models::TrainOptions options = options_of("muon");
-  options.setup.optimizer.rank = 4;
-  CHECK(trained_test::refusal(options).find("`optimizer_rank` 4: muon has no rank; it belongs to galore") !=
-        std::string::npos);
 }
 
 // ---- With default rates every family of models trains: the loss falls below a limit at both seeds. 200 steps for the
