@@ -274,6 +274,12 @@ TEST_CASE("dataset split: files of tokens", "[data]") {
   const Seen two = tokens_of(*opened_text(pair.path(), "gpt2", 10), 1000);
   check_range(two.train, 0, 300);
   check_range(two.validation, 500, 551);
+  // A sample of 50 tokens has its last target in the 51st.
+  check_range(tokens_of(*opened_text(pair.path(), "gpt2", 50), 1).validation, 500, 551);
+  CHECK_THROWS_WITH(opened_text(pair.path(), "gpt2", 51),
+                    Catch::StartsWith("data: 51 tokens to validate with; samples of 51 need more than that"));
+  data::write_tokens(pair / "some_train_0.bin", numbered_tokens(0, 50));
+  CHECK_THROWS_WITH(opened_text(pair.path(), "gpt2", 50), Catch::StartsWith("data: 50 tokens to train on; samples"));
 }
 
 TEST_CASE("dataset split: text made on the spot", "[data]") {
