@@ -9,10 +9,15 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include <thimble/bench/commands.h>
 #include <thimble/bench/commands/live.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -151,6 +156,27 @@ using files_test::contains;
 using files_test::TemporaryFolder;
 
 }  // namespace
+
+TEST_CASE("seeing: the exit status of an error is memory's only for what lacks memory or threads", "[seeing]") {
+  const auto of = [](const auto& error) { return bench::status_of(std::make_exception_ptr(error)); };
+  const auto of_code = [&](std::errc code) { return of(std::system_error(std::make_error_code(code))); };
+  for (const int status : {of(nn::BudgetError("", 1, 2)), of(OutOfMemory("", {})), of(std::bad_alloc()),
+                           of_code(std::errc::resource_unavailable_try_again), of_code(std::errc::not_enough_memory)}) {
+    CHECK(status == bench::memory_status);
+  }
+  for (const int status : {of_code(std::errc::permission_denied), of(ValueError("")), of(7)}) {
+    CHECK(status == bench::bad_input_status);
+  }
+  try {
+    try {
+      throw std::bad_alloc();
+    } catch (...) {
+      std::throw_with_nested(ValueError(""));
+    }
+  } catch (...) {
+    CHECK(bench::status_of(std::current_exception()) == bench::memory_status);
+  }
+}
 
 TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[seeing]") {
   bench::LiveBytes bytes;
