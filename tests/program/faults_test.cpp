@@ -356,7 +356,8 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
   const std::string save = "--save '" + (folder / "x") + "' ";
   const auto diverged = status(command + save +
                                "--steps 30 --optimizer sgd --lr 1e39 --schedule constant --warmup 0 "
-                               "--clip 0 --save-every 1 --json");
+                               "--clip 0 --save-every 1 --json --save-weights '" +
+                               (folder / "w") + "'");
   if (!diverged) {
     thimble_test::skip("THIMBLE_PROGRAM does not name the program");
     return;
@@ -365,7 +366,7 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
   CHECK(contains(diverged->error, "thimble: step 1: "));
   CHECK(contains(diverged->error, "training has stopped, and there is no checkpoint\n"));
   CHECK(nlohmann::json::parse(diverged->out).at("end") == "diverged");
-  CHECK_FALSE(fs::exists(folder / "x"));
+  for (const char* const file : {"x", "w"}) CHECK_FALSE(fs::exists(folder / file));
 
   for (const char* flag : {"--save", "--save-weights", "--resume", "--log"}) {
     const auto empty = status(command + "--steps 2 " + flag + " ''");
@@ -396,6 +397,11 @@ TEST_CASE("reliability: exit statuses of faults", "[reliability][program]") {
   CHECK(shell("{ { \"$P\" " + command + save + "--steps 40; echo $? > \"$E\"; } 2>&1 | true; }") == 0);
   CHECK(read_text_file(folder / "e") == "6\n");
   CHECK(steps_of(folder / "x") == 40);
+  // Ten lines of progress for the steps that are left.
+  const std::string left = status(command + "--steps 60 --resume '" + (folder / "x") + "'")->error;
+  for (int step = 41; step <= 60; ++step) {
+    CHECK(contains(left, "step " + std::to_string(step) + "/60 ") == (step % 2 == 0));
+  }
 }
 
 TEST_CASE("reliability: names reach a terminal without what it obeys", "[reliability][program]") {
