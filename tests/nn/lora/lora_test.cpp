@@ -485,6 +485,15 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
     INFO(row.names + ", " + row.keys);
     CHECK_THAT(with(row.names, row.keys), Catch::Contains(row.refusal));
   }
+  // PEFT finds a block's number only behind two words: in `transformer.h.0.up_proj`, not in `h.0.up_proj`.
+  nn::save_adapters(net, folder / "bare");
+  std::string bare = files_test::read_text_file(folder / "bare/adapter_config.json");
+  nn::load_adapters(*twin(), folder / "bare");
+  bare.replace(bare.find("\"inference_mode\": true"), 22, "\"layers_to_transform\": [0, 1]");
+  bare.replace(bare.find("\"h.0.up_proj\""), 13, "\"up_proj\"");
+  files_test::write_text_file(folder / "bare/adapter_config.json", bare);
+  CHECK_THROWS_WITH(nn::load_adapters(*twin(), folder / "bare"),
+                    Catch::Contains("layers_to_transform: expected all but layer 'h.0.up_proj'"));
   // Keys without effect.
   for (const char* const line :
        {"\"use_dora\": false", "\"rank_pattern\": {}", "\"modules_to_save\": null", "\"layers_to_transform\": [0, 1]",
