@@ -2,12 +2,15 @@
 
 #include <thimble/memory/process/outside.h>
 
+#include <bit>
 #include <vector>
 
 #include <thimble/core/threads/parallel.h>
+#include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/training.h>
+#include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/fit/process_budget.h>
 
 #include "support/catch.h"
@@ -61,6 +64,20 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   CHECK(to_string(later) == "17.00 MiB (code 7.00 MiB, heap 6.00 MiB, data 4.00 MiB)");
 }
 
+TEST_CASE("outside: each tier has its threads, and files their staging buffer", "[outside]") {
+  for (unsigned bits = 0; bits < 32; ++bits) {
+    INFO(bits);
+    models::Setup setup;
+    setup.offloads_optimizer = bits & 1, setup.offloads_parameters = bits & 2, setup.offloads_gradients = bits & 4;
+    if (bits & 8) setup.offload = "FOLDER";
+    const bool has_budget = bits & 16, has_files = bits & 1;
+    const memory::OutsideFacts facts = models::outside_facts(setup, has_budget, has_files, 5, 7);
+    const int tiers = std::popcount(bits & 7) + ((bits & 24) == 24 ? 1 : 0);  // plans with a budget have one, too
+    CHECK(facts.tier_threads == tiers * FileTier::Options().workers);
+    CHECK((facts.nodes == 5 && facts.data == 7 && facts.staging == (has_files ? nn::file_staging_bytes : 0)));
+  }
+}
+
 TEST_CASE("outside: what differs is said", "[outside]") {
   models::TrainReport report;
   report.predicted_peak_bytes = report.measured_peak_bytes = 100;
@@ -80,6 +97,17 @@ TEST_CASE("outside: what differs is said", "[outside]") {
   report.process_peak_bytes = 110;
   report.process_budget_bytes = 109;
   CHECK(report.differences() == "the process measured 110 B, its budget 109 B");
+  report.process_budget_bytes = 110;
+  report.predicted_tier_bytes = 20, report.measured_tier_bytes = 21;
+  CHECK(report.differences() == "the offloaded bytes measured 21 B, predicted 20 B");
+  report.measured_tier_bytes = 20;
+  report.ranks.resize(2);
+  report.ranks[1].predicted_peak_bytes = 50, report.ranks[1].measured_peak_bytes = 49;
+  CHECK(report.differences().empty());
+  report.skipped_steps = 0;
+  CHECK(report.differences() == "the arena's peak of rank 1 measured 49 B, predicted 50 B");
+  report.skipped_steps = 1, report.ranks[1].measured_peak_bytes = 51;
+  CHECK(report.differences() == "the arena's peak of rank 1 measured 51 B, predicted 50 B");
 }
 
 #ifndef THIMBLE_TEST_HAS_SANITIZER
