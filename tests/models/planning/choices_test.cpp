@@ -310,6 +310,12 @@ TEST_CASE("choices: overheads are counted from one step", "[choices]") {
   const nn::Planner other(models::zero_batch_run(parts), cpu, nn::hardware("cpu"));
   CHECK(models::plain_step_seconds(choices, parts, other.kept_step_s()) == Approx(seconds).epsilon(1e-4));
   CHECK(other.kept_step_s() > seconds);  // more calls, and gradients to add up
+  models::Setup staged = parts;          // an interleaved schedule has at least a micro-batch for each stage
+  staged.ranks = staged.pp = staged.chunks = 2, staged.pipeline = "interleaved", staged.sizes.layers = 4;
+  models::Setup least = staged;
+  least.micro_batches = 2;
+  const auto times = nn::node_times(nn::record_step(cpu, models::zero_batch_run(least)), choices.costs);
+  CHECK(models::plain_step_seconds(choices, staged, 0) == Approx(2 * nn::step_seconds(times)).epsilon(1e-9));
 }
 
 TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
