@@ -1,6 +1,7 @@
 // A trainer's steps when something fails or changes: a step that throws and is retried, a batch that does not fit, a
 // loss that is NaN, parameters frozen and thawed; compared with runs without such events.
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -333,7 +334,11 @@ TEST_CASE("trainer: a batch that no plan fits is passed over, and the others go 
   options.skips_unfitting = true;
   std::vector<double> in_run;
   std::vector<std::int64_t> skipped;
-  const auto note = [&](const nn::Progress& p) { p.is_skipped ? skipped.push_back(p.step) : in_run.push_back(p.loss); };
+  const auto note = [&](const nn::Progress& p) {
+    p.is_skipped ? skipped.push_back(p.step) : in_run.push_back(p.loss);
+    REQUIRE(p.losses.size() == 1);
+    CHECK((std::isnan(p.losses[0]) == p.is_skipped && std::isnan(p.loss) == p.is_skipped));
+  };
   options.save = folder / "x", options.steps = 2;
   Own begin(uneven(), options);
   CHECK(begin.run(note).is_finite());
