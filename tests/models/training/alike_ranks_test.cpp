@@ -73,13 +73,23 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
     o.setup.packing.is_allowed = true;
     o.budget_bytes = 64 << 20;
   };
+<<<<<<< HEAD
   const auto three = [](models::TrainOptions& o) { o.setup.layout.zero = 3; };
+=======
+  const auto three = [](models::TrainOptions& o) { o.setup.zero = 3; };
+  const auto llama = [](models::TrainOptions& o) {
+    o.setup.model = "tiny-llama", o.setup.sizes.key_heads = 2, o.setup.sizes.hidden = 64;
+  };
+  const auto adapted = [&](models::TrainOptions& o) { with_weights(o), o.save.clear(), o.setup.lora_rank = 2; };
+>>>>>>> 6e9bb0ae (training: test that ranks agree on kept checkpoints, adapters and sizes of a Llama)
   const std::vector<Row> rows{
       {"model char-gpt and tiny-llama", [](auto& o) { o.setup.model = "tiny-llama"; }},
       {"`sequence` 16 and 8", [](auto& o) { o.setup.sizes.sequence = 8; }},
       {"`layers` 2 and 3", [](auto& o) { o.setup.sizes.layers = 3; }},
       {"`heads` 2 and 4", [](auto& o) { o.setup.sizes.heads = 4; }},
       {"`width` 32 and 64", [](auto& o) { o.setup.sizes.width = 64; }},
+      {"`kv_heads` 2 and 1", [](auto& o) { o.setup.sizes.key_heads = 1; }, llama},
+      {"`mlp` 64 and 48", [](auto& o) { o.setup.sizes.hidden = 48; }, llama},
       {"`window` 0 and 4", [](auto& o) { o.setup.sizes.window = 4; }},
       {"epsilon of the model none and 0.5", [](auto& o) { o.setup.sizes.function.epsilon = 0.5; }},
       {"`head` full and chunked", [](auto& o) { o.setup.sizes.head = models::Head::chunked; }},
@@ -126,6 +136,8 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
       {"`sample` 0 and 3", [](auto& o) { o.sample = 3; }},
       {"`save` ", [](auto& o) { o.save = ""; }},
       {"`save_every` 0 and 1", [](auto& o) { o.save_every = 1; }},
+      {"`keep` 1 and 2", [](auto& o) { o.keep = 2; }},
+      {"`save_adapters` none and ", [&](auto& o) { o.save_adapters = folder / "a"; }, adapted},
       {"`save_weights` none and ", [&](auto& o) { o.save_weights = folder / "w"; }},
       {"`allows_lossy` bf16 and i8", [](auto& o) { o.setup.packing.dtype = DType::i8; }, lossy},
       {"`budget_bytes` 67108864 and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; }, lossy},
