@@ -130,8 +130,11 @@ TEST_CASE("program: images of every kind, and a head as wide as their classes") 
   CHECK(run(images).report.parameters == head);
   files_test::write_text_file(hundred / "test.bin", records);
   CHECK(run(images).report.parameters == head);
-  images.data = hundred / "test.bin";
-  CHECK(run(images).report.parameters == head);
+  files_test::write_text_file(hundred / "eight", records);  // known by its size
+  for (const char* const name : {"test.bin", "eight"}) {
+    images.data = hundred / name;
+    CHECK(run(images).report.parameters == head);
+  }
 }
 
 TEST_CASE("program: a validation part that is no whole batch weighs by its samples, in micro-batches, too") {
