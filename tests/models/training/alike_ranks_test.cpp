@@ -73,15 +73,11 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
     o.setup.packing.is_allowed = true;
     o.budget_bytes = 64 << 20;
   };
-<<<<<<< HEAD
   const auto three = [](models::TrainOptions& o) { o.setup.layout.zero = 3; };
-=======
-  const auto three = [](models::TrainOptions& o) { o.setup.zero = 3; };
   const auto llama = [](models::TrainOptions& o) {
     o.setup.model = "tiny-llama", o.setup.sizes.key_heads = 2, o.setup.sizes.hidden = 64;
   };
-  const auto adapted = [&](models::TrainOptions& o) { with_weights(o), o.save.clear(), o.setup.lora_rank = 2; };
->>>>>>> 6e9bb0ae (training: test that ranks agree on kept checkpoints, adapters and sizes of a Llama)
+  const auto adapted = [&](models::TrainOptions& o) { with_weights(o), o.save.clear(), o.setup.lora.rank = 2; };
   const std::vector<Row> rows{
       {"model char-gpt and tiny-llama", [](auto& o) { o.setup.model = "tiny-llama"; }},
       {"`sequence` 16 and 8", [](auto& o) { o.setup.sizes.sequence = 8; }},
