@@ -199,21 +199,6 @@ TEST_CASE("program: train says its precision, the loss scale at the end, and ski
       contains(eight->error, "--dtype f8e4m3: parameters, activations and gradients are all in 8 bits without scales"));
 }
 
-TEST_CASE("program: a run whose last loss is not finite ends with a status of its own", "[program]") {
-  const TemporaryFolder folder;
-  const std::string run = train + "--steps 8 --optimizer sgd --lr 1e39 --schedule constant --warmup 0 --clip 0 ";
-  const auto json = program_test::run(folder, run + "--json --save '" + (folder / "c") + "' --save-weights '" +
-                                                  (folder / "w") + "' --log '" + (folder / "log") + "'");
-  if (!json) return;
-  CHECK(json->status == 4);
-  CHECK(nlohmann::json::parse(json->out).at("end") == "diverged");
-  CHECK(contains(json->error, "; training has stopped, and there is no checkpoint"));
-  for (const char* file : {"c", "w"}) CHECK_FALSE(std::filesystem::exists(folder / file));
-  const auto text = program_test::run(folder, run);
-  CHECK(text->status == 4);
-  CHECK(contains(text->error, "; training has stopped, and there is no checkpoint"));
-}
-
 TEST_CASE("program: errors of the optimizer name the one that was asked for", "[program][optim8]") {
   const TemporaryFolder folder;
   for (const char* name : {"adam8", "adamw8", "momentum8"}) {

@@ -90,31 +90,21 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
   }
 }
 
-TEST_CASE("program: training lowers the loss, and the same seed gives the same losses") {
-  TrainOptions options = tiny("char-gpt");
-  options.steps = 40;
-  options.setup.batch = 8;
-  options.setup.optimizer.rate = 1e-2;
-  options.setup.sizes.dropout = 0.1;
-  const Run once = run(options);
-  CHECK(once.report.loss_last < once.report.loss_first - 0.5);
-  options.steps = 5;
-  CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
-  options.setup.seed = 2;
-  CHECK(run(options).losses[0] != once.losses[0]);
-}
-
-TEST_CASE("program: hidden tokens are learned, and the same seed hides the same ones") {
-  TrainOptions options = tiny("bert-base");
-  options.steps = 60;
-  options.setup.batch = 8;
-  options.setup.optimizer.rate = 1e-2;
-  const Run once = run(options);
-  CHECK(once.report.loss_last < once.report.loss_first - 0.5);
-  options.steps = 5;
-  CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
-  options.setup.seed = 2;
-  CHECK(run(options).losses[0] != once.losses[0]);
+TEST_CASE("program: training lowers the loss, and the same seed gives the same losses and hidden tokens") {
+  for (const char* const model : {"char-gpt", "bert-base"}) {
+    INFO(model);
+    TrainOptions options = tiny(model);
+    options.steps = 60;
+    options.setup.batch = 8;
+    options.setup.optimizer.rate = 1e-2;
+    if (options.setup.model == "char-gpt") options.setup.sizes.dropout = 0.1;
+    const Run once = run(options);
+    CHECK(once.report.loss_last < once.report.loss_first - 0.5);
+    options.steps = 5;
+    CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
+    options.setup.seed = 2;
+    CHECK(run(options).losses[0] != once.losses[0]);
+  }
 }
 
 TEST_CASE("program: a resumed run goes on bit by bit") {
@@ -167,64 +157,14 @@ TEST_CASE("program: a run with 8-bit state says what it takes, and which state i
   CHECK(std::fabs(narrow.loss_last / full.loss_last - 1) < 0.05);
 }
 
-TEST_CASE("program: a checkpoint of another run is refused") {
-  const TemporaryFolder folder;
-  TrainOptions options = tiny("char-gpt");
-  options.steps = 2;
-  options.save = folder / "a.safetensors";
-  run(options);
-  options.resume = options.save;
-  options.save.clear();
-  options.steps = 4;
-  CHECK(run(options).losses.size() == 2);
-
-  struct Case {
-    const char* message;
-    void (*change)(TrainOptions&);
-  };
-  for (const Case& c :
-       {Case{"seed", [](TrainOptions& o) { o.setup.seed = 9; }}, Case{"steps", [](TrainOptions& o) { o.steps = 2; }},
-        Case{"optimizer", [](TrainOptions& o) { o.setup.optimizer.name = "sgd"; }},
-        Case{"`width`: expected", [](TrainOptions& o) { o.setup.sizes.width = 32; }},
-        Case{"`layers`: expected", [](TrainOptions& o) { o.setup.sizes.layers = 1; }}}) {
-    TrainOptions changed = options;
-    c.change(changed);
-    CHECK(contains(refusal(changed), c.message));
-  }
-}
-
-TEST_CASE("program: learning rates by step") {
-  TrainOptions options;
-  options.steps = 9;
-  options.warmup = 2;
-  CHECK(models::rate_at(options, 1, 0) == 0.5);
-  CHECK(models::rate_at(options, 1, 8) == 1);
-  options.schedule = "step";
-  CHECK(models::rate_at(options, 1, 2) == 1);
-  CHECK(models::rate_at(options, 1, 3) == Approx(0.1));
-  CHECK(models::rate_at(options, 1, 8) == Approx(0.01));
-  options.min_rate = 0.05;
-  CHECK(models::rate_at(options, 1, 8) == 0.05);
-  options.schedule = "cosine";
-  CHECK(models::rate_at(options, 1, 2) == 1);
-  CHECK(models::rate_at(options, 1, 9) == 0.05);
-  options.schedule = "linear";
-  CHECK_THROWS_AS(models::rate_at(options, 1, 0), ValueError);
-  options.schedule = "step";
-  options.warmup = 10;
-  CHECK_THROWS_AS(models::rate_at(options, 1, 0), ValueError);
-}
-
 TEST_CASE("program: numbers in flags") {
   CHECK(bench::parse_integer("--n", "12", 1, 12) == 12);
   CHECK(bench::parse_number("--x", "1e-3", 0, 1) == 1e-3);
-  for (const char* text : {"", "0", "13", "-1", "1.5", "1e3", "abc", " 1", "1 ", "99999999999999999999"}) {
-    CAPTURE(text);
-    CHECK_THROWS_AS(bench::parse_integer("--n", text, 1, 12), ValueError);
+  for (const std::string text : {"", "0", "13", "-1", "1.5", "1e3", "abc", " 1", "1 ", "99999999999999999999"}) {
+    CHECK_THROWS_WITH(bench::parse_integer("--n", text, 1, 12), Catch::EndsWith("got '" + text + "'"));
   }
-  for (const char* text : {"", "2", "-0.1", "nan", "inf", "x", "1x"}) {
-    CAPTURE(text);
-    CHECK_THROWS_AS(bench::parse_number("--x", text, 0, 1), ValueError);
+  for (const std::string text : {"", "2", "-0.1", "nan", "inf", "x", "1x"}) {
+    CHECK_THROWS_WITH(bench::parse_number("--x", text, 0, 1), Catch::EndsWith("got '" + text + "'"));
   }
 }
 
@@ -268,37 +208,16 @@ TEST_CASE("program: exit status and the one line of an error") {
   const std::string save = "--save '" + (folder / "x.safetensors") + "' ";
   const std::vector<std::pair<std::string, const char*>> refused{
       {"", "expected a command, got none; commands: "},
-      {"fly", "fly"},
       {run + save + "--bogus 3", "--bogus"},
-      {run + save + "--batch 0", "--batch: expected a whole number from 1 to 16777216, got '0'"},
-      {run + save + "--batch x", "'x'"},
-      {run + save + "--lr nan", "--lr: expected a finite number >= 0, got 'nan'"},
-      {run + save + "--dtype i8", "--dtype: expected one of f64, f32, f16, bf16, f8e4m3, f8e5m2, got 'i8'"},
-      {run + save + "--dtype f7", "f8e4m3, f8e5m2, got 'f7'"},
-      {run + save + "--optimizer lion", "'lion' is not one of sgd"},
-      {run + save + "--device tpu", "--device: expected cpu, cuda or cuda:N, got 'tpu'"},
-      {run + save + "--heads 3", "3 heads"},
-      {run + save + "--allow-lossy", "--allow-lossy: expected a budget to plan for, got none; add --budget"},
-      {run + save + "--allow-lossy=i9", "--allow-lossy: expected one of bf16, f16, f8e4m3, f8e5m2, i8, got 'i9'"},
-      {run + save + "--state i8", "--state: expected one of f32, bf16, u8, got 'i8'"},
-      {run + save + "--heads 2 --optimizer sgd --state u8", "--optimizer sgd has no moments"},
-      {run + save + "--heads 2 --optimizer adamw8 --state bf16", "adamw8 keeps its state in u8"},
-      {run + save + "--heads 2 --full-state wte", "all state is f32"},
-      {run + save + "--heads 2 --optimizer adamw8 --full-state wxe", "no parameter is named 'wxe'"},
-      {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: needs --offload FOLDER"},
-      {run + save + "--heads 2 --budget 64MiB --offload /no/such/folder", "/no/such/folder"},
       {run + save + "--steps 3", "--steps"},
       {"train gpt9 --data synthetic", "'gpt9' is not one of"},
       {"train char-gpt", "--data"},
       {"train char-gpt --data /no/such/file " + save, "/no/such/file"},
-      {"inspect /no/such/file", "/no/such/file"},
       {"plan resnet18 --image 2", "image 2"},
       {"train gpt2 --data synthetic --layers= ", "--layers: expected a value, got an empty text"},
       {run + "--save= --steps 2", "--save: expected a value, got an empty text"},
       {run + save + "--tokenizer ''", "--tokenizer: expected a value, got an empty text"},
-      {"generate char-gpt --prompt= --weights x", "--prompt: expected a value, got an empty text"},
       {"--version x", "--version: expected no further argument, got 'x'"},
-      {"--help train", "--help: expected no further argument, got 'train'"},
       {"inspect ''", "expected a value, got an empty text"},
       {"plan mlp --allow-lossy= --budget 1GiB", "--allow-lossy: expected a value, got an empty text"},
   };

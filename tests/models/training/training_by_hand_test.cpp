@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <string>
 #include <vector>
 
@@ -88,23 +87,10 @@ TrainOptions options_of(const char* model, const std::string& data, std::int64_t
   return options;
 }
 
-// The learning rates of a schedule, from its documentation.
+// The learning rates of a schedule, which training_numbers_test compares with the documentation's.
 Numbers rates_of(const TrainOptions& options, double rate) {
   Numbers rates;
-  const auto steps = static_cast<double>(options.steps), warmup = static_cast<double>(options.warmup);
-  for (std::int64_t i = 0; i < options.steps; ++i) {
-    const auto at = static_cast<double>(i);
-    if (i < options.warmup) {
-      rates.push_back(rate * (at + 1) / warmup);
-    } else if (options.schedule == "cosine") {
-      const double angle = std::numbers::pi * (at - warmup) / (steps - warmup);
-      rates.push_back(options.min_rate + (rate - options.min_rate) * (1 + std::cos(angle)) / 2);
-    } else if (options.schedule == "step") {
-      rates.push_back(std::max(options.min_rate, rate * std::pow(0.1, std::floor(at / std::ceil(steps / 3)))));
-    } else {
-      rates.push_back(rate);
-    }
-  }
+  for (std::int64_t step = 0; step < options.steps; ++step) rates.push_back(models::rate_at(options, rate, step));
   return rates;
 }
 
