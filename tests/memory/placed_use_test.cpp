@@ -300,6 +300,10 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   StepPlacement wrong = plan_of(larger);
   wrong.placement.offsets[1] = wrong.placement.offsets[0];
   CHECK_THROWS_AS(stack.placed->set_plans({wrong}), PlanError);
-  play(larger, 1);
+  for (const auto& plans : {std::vector{plan_of(larger), plan_of(step_script)}, {plan_of(step_script)}}) {
+    stack.placed->set_plans(plans);
+    CHECK(stack.placed->statistics().region_bytes == plans.front().placement.height);
+    play(plans.size() > 1 ? larger : step_script, 0);
+  }
   CHECK(stack.placed->statistics().deviations == 1);
 }

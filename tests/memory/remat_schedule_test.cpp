@@ -86,6 +86,10 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   CHECK(cost.extra_time == 4);
   CHECK(simulate(rich, every_kth(2, 1)).extra_time == 13);  // stage 0 is recorded in its second visit
   CHECK(cost.phase_peak_bytes == std::array<Bytes, phase_count>{230, 0, 1127, 637});  // a0 kept d1 7, then d0
+  for (const auto& [time, peak] : {std::pair<Time, Bytes>{4, 0}, {0, 1000}, {0, 0}}) {
+    rich.stages[0].options[0].recompute_time = time, rich.stages[0].options[0].recompute_peak_bytes = peak;
+    CHECK(simulate(rich, keep_all(2)).phase_peak_bytes[2] == (time + peak > 0 ? 127 + peak : 0));
+  }
 }
 
 TEST_CASE("remat schedule: the simulator refuses what is not legal", "[remat]") {
