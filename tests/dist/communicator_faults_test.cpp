@@ -164,17 +164,19 @@ TEST_CASE("communicator faults: a timeout is a number of seconds, and a short on
   std::string refused;
   const auto waits = [&](Communicator& c) {
     if (c.rank() == 1) return;
-    for (const double seconds : {-1.0, std::nan(""), 1e300}) {
+    for (const double seconds : {-1.0, std::nan(""), 1e9 + 1}) {
       refused += text_of<thimble::ValueError>([&] { c.set_timeout(seconds); }) + "\n";
     }
-    char data = 0;
-    c.set_timeout(1e-6);
-    const dist::Receive receive{1, &data, 1};
-    c.exchange({}, {&receive, 1}).wait();
+    char data[2] = {};
+    for (const double seconds : {0.0, 1e9, 1e-6}) c.set_timeout(seconds);
+    const dist::Send to_itself{0, &data[0], 1};
+    const dist::Receive receives[] = {{0, &data[0], 1}, {1, &data[1], 1}};
+    c.exchange({&to_itself, 1}, receives).wait();
   };
   const std::string late = text_of<thimble::RankError>([&] { dist::run_ranks(2, waits); });
   CHECK(has(refused, "timeout of -1.000000 s; expected 0 to 1e9\ncommunicator: timeout of nan s; expected 0 to 1e9\n"));
-  CHECK(has(late, "rank 0 has waited for 1 ms"));
+  CHECK(has(refused, "timeout of 1000000001.000000 s"));
+  CHECK(has(late, "rank 0 has waited for 1 ms for 1 bytes of rank 1; 1 of 3 messages are not done"));
 }
 
 TEST_CASE("communicator faults: after an error a rank can send no more, and a destructor's error is not lost") {

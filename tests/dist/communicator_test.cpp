@@ -102,6 +102,29 @@ TEST_CASE("communicator: a dry rank counts what a thread sends, and reads nothin
   CHECK(dist::make_dry(0, 1)->split(3, 0)->size() == 1);
 }
 
+TEST_CASE("communicator: each recorded transfer has its call, its bytes and its times") {
+  dist::run_ranks(3, [](Communicator& c) {
+    std::vector<dist::TransferTimes> times;
+    std::int64_t all[3] = {};
+    c.all_gather(&all[c.rank()], sizeof(std::int64_t), all);  // before it records
+    c.record(&times);
+    c.all_gather(&all[c.rank()], sizeof(std::int64_t), all);
+    c.broadcast(all, 5, 1);
+    c.barrier();
+    c.record(nullptr);
+    c.barrier();
+    std::string calls;
+    double before = 0;
+    for (const dist::TransferTimes& t : times) {
+      calls += std::string(t.call) + " " + std::to_string(t.bytes) + ", ";
+      require(before <= t.begun && t.begun <= t.waited && t.waited <= t.done, "times rise");
+      before = t.done;
+    }
+    const std::string sent = c.rank() == 1 ? "10" : "0";
+    require(calls == "all_gather 16, broadcast " + sent + ", barrier 0, barrier 0, ", calls);
+  });
+}
+
 TEST_CASE("communicator: each rank is a thread with its own context") {
   thimble::RandomGenerator generator(3);
   const thimble::GeneratorScope scope(generator);

@@ -103,13 +103,18 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
   struct OfRank {
     Result own;
     std::uint64_t sent = 0;
+    Category of_whole = Category::communication;
   };
   const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
-    Result own = run({parts, &ranks, true});
-    return OfRank{std::move(own), ranks.volume().bytes_sent};
+    const dist::Team team{parts, &ranks, true};
+    Result own = run(team);
+    const std::uint64_t sent = ranks.volume().bytes_sent;
+    const Tensor whole = apply(dist::AllGather{team}, view::slice(x, 0, team.first() * b, (team.first() + 1) * b));
+    return OfRank{std::move(own), sent, whole.storage()->category()};
   });
   std::vector<float> y, dx;
-  for (const auto& [own, sent] : all) {
+  for (const auto& [own, sent, of_whole] : all) {
+    CHECK(of_whole == Category::temporary);
     y.insert(y.end(), own.y.begin(), own.y.end());
     dx.insert(dx.end(), own.dx.begin(), own.dx.end());
     // Two of each operator, each sends a rank's tokens to every other rank.
