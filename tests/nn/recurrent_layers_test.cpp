@@ -92,6 +92,8 @@ TEST_CASE("recurrent layers: layers and directions are the operators, one after 
   CHECK_FALSE(carried.c.defined());
   carried.h = zeros({1, 2, 4});
   CHECK_THROWS_WITH(gru_layer.run(batch, carried), Catch::Contains("expected (2, N, 4)"));
+  state.c = zeros({5, 2, 4});
+  CHECK_THROWS_WITH(lstm_layer.run(x, state), Catch::Contains("lstm: the state is f32 (5, 2, 4)"));
 }
 
 TEST_CASE("recurrent layers: dropout lies between layers, and only in training") {
@@ -140,8 +142,12 @@ TEST_CASE("recurrent layers: Conv1d, ConvTranspose2d and InstanceNorm2d") {
     CHECK(largest <= bound);
     CHECK(largest > 0.9 * bound);
   }
-  nn::InstanceNorm2d norm(4, true);
-  CHECK(host(norm(image)) == host(instance_norm(image, norm.weight, norm.bias)));
+  nn::InstanceNorm2d norm(4, true), wide(4, true, {}, 0.5);
+  CHECK(host(norm(image)) == host(instance_norm(image, norm.weight, norm.bias, 1e-5)));
+  CHECK(host(wide(image)) == host(instance_norm(image, wide.weight, wide.bias, 0.5)));
+  CHECK(host(nn::LayerNorm(4, {}, 0.5)(image)) == host(layer_norm(image, wide.weight, wide.bias, 0.5)));
+  CHECK(host(nn::RmsNorm(4, {}, 0.5)(image)) == host(rms_norm(image, wide.weight, 0.5)));
+  CHECK(host(nn::GroupNorm(2, 4, {}, 0.5)(image)) == host(group_norm(image, 2, wide.weight, wide.bias, 0.5)));
   CHECK(listed(nn::InstanceNorm2d(4)).empty());
   CHECK_THROWS_AS(nn::Conv1d(4, 6, 3, {.groups = 3}), ValueError);
   CHECK_THROWS_AS(nn::ConvTranspose2d(4, 6, 3, {.groups = 5}), ValueError);

@@ -1,5 +1,7 @@
+#include <cstdio>
 #include <functional>
 
+#include <thimble/core/files/crc32c.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/generator.h>
 #include <thimble/models/weights/follow_weights.h>
@@ -115,6 +117,28 @@ TEST_CASE("weights: a convolution is (O, I, KH, KW) in the file", "[weights]") {
   CHECK(reader.header().tensors.size() == 9);
 }
 
+TEST_CASE("weights: a sum of a file reads both ends of each tensor", "[weights]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "w";
+  const auto sum_with = [&](std::int64_t changed) {
+    std::vector<float> values(3000);
+    if (changed >= 0) values[static_cast<std::size_t>(changed)] = 1;
+    nn::write_tensor_file(path, {{"long", from_host(values, {1500, 2})}, {"short", full({3}, 2)}}, {});
+    const std::string text = "long F32 1500 2", other = "short F32 3";
+    std::uint32_t sum = crc32c(text);
+    const std::span<const float> all(values);
+    for (const auto part : {all.first(1024), all.last(1024)}) sum = crc32c(std::as_bytes(part), sum);
+    const float twos[] = {2, 2, 2, 2, 2, 2};  // all of a short one, twice
+    sum = crc32c(std::as_bytes(std::span(twos)), crc32c(other, sum));
+    char digits[16];
+    std::snprintf(digits, sizeof digits, "%08x", sum);
+    CHECK(nn::weights_sum(path) == digits);
+    return std::string(digits);
+  };
+  const std::string plain = sum_with(-1);
+  for (const std::int64_t place : {0, 1023, 1976, 2999}) CHECK(sum_with(place) != plain);
+}
+
 TEST_CASE("weights: floating types are converted once", "[weights]") {
   const TemporaryFolder folder;
   const Small wide = made_with_seed(3, {cpu, DType::f64});
@@ -145,6 +169,11 @@ TEST_CASE("weights: prefixes and masks of public files", "[weights]") {
   CHECK(contains(error, "ValueError"));
   CHECK(contains(error, "the model lacks"));
   CHECK(contains(error, "'transformer.h.0.attn.bias'"));
+
+  auto more = renamed;
+  for (const char* const name : {"a", "b", "c", "d", "e"}) more.push_back({name, zeros({2}), nn::FileLayout::same});
+  nn::write_tensor_file(folder / "w", more, {});
+  CHECK(error_of([&] { nn::load_weights(b, folder / "w"); }).ends_with("the model lacks 'a', 'b', 'c', 'd', 'e'"));
 
   // A suffix consists of whole parts of a name.
   renamed.push_back({"h.0.c_attn.bias", zeros({2}), nn::FileLayout::same});

@@ -149,4 +149,8 @@ TEST_CASE("ops_recurrent: absent states are zeros, and a sequence in two halves 
   CHECK_THROWS_AS(lstm(slice(x, 0, 0, 0), zero, zero, w), ShapeError);
   CHECK_THROWS_AS(lstm(select(x, 0, 0), zero, zero, w), ShapeError);
   CHECK_THROWS_AS(lstm(cast(x, DType::f64), zero, zero, w), DTypeError);
+  const auto one_dtype = Catch::EndsWith("; expected one floating dtype");
+  CHECK_THROWS_WITH(lstm(x, zero, cast(zero, DType::f64), w), one_dtype);
+  CHECK_THROWS_WITH(lstm(x, cast(zero, DType::f64), zero, w), one_dtype);
+  CHECK_THROWS_WITH(gru(x, cast(zero, DType::f64), g), one_dtype);
 }

@@ -217,5 +217,4 @@ TEST_CASE("coded store: weights are read into it, and dry as for real", "[lora][
   Made made(WeightCode::nf4, DType::f32);
   nn::add_lora(*made.net, {{.rank = 2}});
   CHECK_THROWS_WITH(nn::merge_lora(*made.net), Catch::Contains("coded weight"));
-  CHECK(nn::weights_sum(folder / "weights").size() == 8);
 }

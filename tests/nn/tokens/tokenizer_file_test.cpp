@@ -150,6 +150,8 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
       {"qwen2", [](Json& j) { j["added_tokens"][0]["single_word"] = true; },
        "key 'added_tokens[0].single_word': 'true'; expected false"},
       {"qwen2", [](Json& j) { j["added_tokens"][1]["id"] = 500; }, "has id 500; expected 311, the next one"},
+      {"qwen2", [](Json& j) { j["added_tokens"][1]["id"] = 4294967295; }, "has id 4294967295; expected 311"},
+      {"qwen2", [](Json& j) { j["added_tokens"][1]["id"] = 4294967296; }, "expected an id, from 0 to 2^32 - 1"},
       {"qwen2", [](Json& j) { j["added_tokens"][1]["content"] = 7; },
        "key 'added_tokens[1].content': '7'; expected a text"},
   };
