@@ -163,6 +163,7 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
       for (const KeptTensor& kept : tape.kept(n)) {
         CHECK(kept.shape == Shape{64, 32});
         CHECK((kept.bytes == 0 || kept.bytes / (64 * 32) == size_of(kept.dtype)));
+        CHECK(kept.category == (kept.bytes == 0 ? Category::temporary : Category::activation));
         listed += kept.bytes;
       }
     }

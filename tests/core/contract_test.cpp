@@ -343,6 +343,7 @@ TEST_CASE("reshape: across a gap there is no view, beside it there is", "[core]"
   const Tensor half = view::slice(whole, 1, 0, 3);  // (4, 3) of rows of 6
   CHECK_FALSE(view::can_reshape(half, {12}));
   CHECK_THROWS_AS(view::reshape(half, {12}), ShapeError);
+  CHECK_THROWS_WITH(view::reshape(whole, {-1, -1}), "reshape: (-1, -1) is not a shape; one size may be -1");
   for (const auto& [begin, end, step] : {std::array{-1, 3, 1}, {2, 1, 1}, {0, 7, 1}, {0, 3, 0}, {0, 3, -1}}) {
     INFO(begin << " to " << end << " by " << step);
     CHECK_THROWS_AS(view::slice(whole, 1, begin, end, step), ShapeError);

@@ -53,6 +53,9 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
   write_file_atomically(out, table);
   fs::create_directory(folder / "sub");
   write_file_atomically(folder / "sub/model-1.safetensors", table);
+  write_file_atomically(folder / "sub/adapter_model.safetensors", table);
+  write_file_atomically(folder / "sub/base.safetensors", table);
+  write_file_atomically(folder / "sub/model.json", table);
   write_file_atomically(folder / "sub/page", table);
   write_file_atomically(folder / "sub/data", "data");
   fs::create_symlink(in, folder / "link");
@@ -75,6 +78,9 @@ TEST_CASE("outputs: no input, no other output", "[file]") {
       {folder / "sub/../in", "", in, is_read},
       {folder / "sub/model-1.safetensors", "", folder / "sub", is_read},
       {folder / "other_sub/model-1.safetensors", "", folder / "sub", is_read},
+      {folder / "sub/adapter_model.safetensors", "", folder / "sub", is_read},
+      {folder / "sub/base.safetensors", "", folder / "sub", ""},
+      {folder / "sub/model.json", "", folder / "sub", is_read},
       {folder / "sub/data", "", folder / "sub", is_read},  // even with overwrites
       {folder / "sub/page", "", folder / "sub", ""},       // ours, from an earlier run
       {folder / "sub/new", "", folder / "sub", ""},

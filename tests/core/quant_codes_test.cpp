@@ -99,10 +99,15 @@ TEST_CASE("quant_codes: pools, means, sums, relu and concatenation", "[quant]") 
 
   SECTION("the largest of a window is that of the numbers") {
     for (const bool rounds_up : {false, true}) {
-      const StepWindow window{{3, 2}, {2, 2}, {1, 0}, {1, 1}, rounds_up};
-      const auto pooled = everywhere([&] { return to_host<float>(from_codes(max_pool_of(x, window))); });
-      const Tensor exact = max_pool2d(from_codes(x), {{3, 2}, {2, 2}, {1, 0}, {1, 1}, rounds_up});
-      CHECK((pooled == to_host<float>(exact)));
+      // Rounded up, the second one's last windows would begin at 8 and 6, where the image and its padding end.
+      for (const StepWindow& window : {StepWindow{{3, 2}, {2, 2}, {1, 0}, {1, 1}, rounds_up},
+                                       StepWindow{{2, 2}, {4, 3}, {1, 0}, {1, 1}, rounds_up}}) {
+        const auto pooled = everywhere([&] { return to_host<float>(from_codes(max_pool_of(x, window))); });
+        const Tensor exact =
+            max_pool2d(from_codes(x), {window.kernel, window.stride, window.padding, window.dilation, rounds_up});
+        CHECK(max_pool_of(x, window).tensor.shape() == exact.shape());
+        CHECK((pooled == to_host<float>(exact)));
+      }
     }
     CHECK_THROWS_AS(max_pool_of(x, {{9, 9}, {1, 1}, {0, 0}, {1, 1}, false}), ShapeError);
   }
