@@ -38,8 +38,8 @@ std::string ranks_in_words(const std::vector<int>& ranks);
 void require_shared_batch(const CLI::App& command, const models::Setup& setup);
 
 /// Runs `body` on the ranks of `setup`: in threads, or as this process's rank under a launcher, whose number of ranks
-/// replaces setup.ranks. Returns the status of a RankFailure, else rank 0's, or under a launcher this rank's. Throws
-/// ValueError if --ranks differs from the launcher's, and as dist::run_ranks and dist::run_launched do.
+/// replaces setup.layout.ranks. Returns the status of a RankFailure, else rank 0's, or under a launcher this rank's.
+/// Throws ValueError if --ranks differs from the launcher's, and as dist::run_ranks and dist::run_launched do.
 int on_ranks(models::Setup& setup, memory::Device device, const RankBody& body);
 
 /// Runs `f` on every rank. If it throws on any rank, prints the error, sets `failure` and returns false on all ranks.

@@ -1,6 +1,6 @@
 #pragma once
-// A named model with its optimizer, sizes and techniques: the input of plans and training runs. Errors name an option in
-// backticks, a technique's by its key (models/techniques/technique.h): "`micro_batches`: 3 does not divide `batch` 8".
+// A named model with its sizes, optimizer and techniques: the input of plans and training runs. Errors name options in
+// backticks, techniques by their keys (models/techniques/technique.h): "`micro_batches`: 3 does not divide `batch` 8".
 
 #include <algorithm>
 #include <cstdint>
@@ -66,7 +66,7 @@ struct OffloadSetup {
   bool optimizer = false;   ///< its state waits there between updates
   bool parameters = false;  ///< wait there between uses
   bool gradients = false;   ///< wait there for the update
-  /// Units of parameters that are fetched before use (memory/offload/unit_store.h), with `parameters` or stage 3 of ZeRO
+  /// Units of parameters that are fetched before use (memory/offload/unit_store.h), with `parameters` or ZeRO stage 3
   int read_ahead = 1;
 };
 

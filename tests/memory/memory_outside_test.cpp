@@ -68,8 +68,8 @@ TEST_CASE("outside: each tier has its threads, and files their staging buffer", 
   for (unsigned bits = 0; bits < 32; ++bits) {
     INFO(bits);
     models::Setup setup;
-    setup.offloads_optimizer = bits & 1, setup.offloads_parameters = bits & 2, setup.offloads_gradients = bits & 4;
-    if (bits & 8) setup.offload = "FOLDER";
+    setup.offload.optimizer = bits & 1, setup.offload.parameters = bits & 2, setup.offload.gradients = bits & 4;
+    if (bits & 8) setup.offload.to = "FOLDER";
     const bool has_budget = bits & 16, has_files = bits & 1;
     const memory::OutsideFacts facts = models::outside_facts(setup, has_budget, has_files, 5, 7);
     const int tiers = std::popcount(bits & 7) + ((bits & 24) == 24 ? 1 : 0);  // plans with a budget have one, too

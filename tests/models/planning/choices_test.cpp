@@ -311,7 +311,8 @@ TEST_CASE("choices: overheads are counted from one step", "[choices]") {
   CHECK(models::plain_step_seconds(choices, parts, other.kept_step_s()) == Approx(seconds).epsilon(1e-4));
   CHECK(other.kept_step_s() > seconds);  // more calls, and gradients to add up
   models::Setup staged = parts;          // an interleaved schedule has at least a micro-batch for each stage
-  staged.ranks = staged.pp = staged.chunks = 2, staged.pipeline = "interleaved", staged.sizes.layers = 4;
+  staged.layout.ranks = staged.layout.pp = staged.layout.chunks = 2, staged.layout.pipeline = "interleaved",
+  staged.sizes.layers = 4;
   models::Setup least = staged;
   least.micro_batches = 2;
   const auto times = nn::node_times(nn::record_step(cpu, models::zero_batch_run(least)), choices.costs);

@@ -126,7 +126,7 @@ TEST_CASE("training numbers: each option is the trainer's of the same name", "[t
     o.setup.model = "char-gpt", o.setup.seed = 3, o.steps = 7, o.eval_every = 5, o.save_every = 6, o.keep = 4;
     o.process_budget_bytes = 8, o.save = "a", o.log = "b", o.resume = "c";
     o.is_strict = on == 0, o.captures_steps = on == 1, o.overwrites = on == 2;
-    if (on == 3) o.setup.offloads_gradients = true, o.setup.offload = "d";
+    if (on == 3) o.setup.offload.gradients = true, o.setup.offload.to = "d";
     const nn::TrainerOptions t = models::trainer_options(o, dry(cpu));
     CHECK((t.is_strict == (on == 0) && t.captures_steps == (on == 1) && t.overwrites == (on == 2)));
     CHECK((t.offload.gradients == (on == 3) && t.device == dry(cpu) && t.process_budget_bytes == 8));
@@ -140,7 +140,7 @@ TEST_CASE("training numbers: a policy's masters and a tier reach every optimizer
        {"sgd", "momentum", "adam", "adamw", "adamw8", "adafactor", "muon", "apollo-mini", "galore", "adam-mini"}) {
     INFO(name);
     models::Setup setup;
-    setup.model = "mlp", setup.optimizer = name;
+    setup.model = "mlp", setup.optimizer.name = name;
     models::set_precision(setup, "O2");  // f16 parameters with masters in f32
     const auto model = models::make_model(setup, dry(cpu));
     const auto masters = models::make_optimizer(setup, *model);
@@ -148,7 +148,7 @@ TEST_CASE("training numbers: a policy's masters and a tier reach every optimizer
     for (const optim::Named& s : masters->state()) elements += s.name.ends_with(".master") ? s.tensor.elements() : 0;
     CHECK(elements == model->parameter_count());
     CHECK_FALSE(masters->offloads_state());
-    setup.offloads_optimizer = true, setup.offload = "FOLDER";
+    setup.offload.optimizer = true, setup.offload.to = "FOLDER";
     CHECK(models::make_optimizer(setup, *model)->offloads_state());
   }
 }
