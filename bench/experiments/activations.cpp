@@ -1,4 +1,4 @@
-// Experiments: what a forward keeps for backward, of ResNets against the batch and branch by branch, and of a
+// Experiments: bytes that a forward keeps for backward, in ResNets against the batch and branch by branch, and in a
 // transformer's layer.
 
 #include <thimble/autograd/tape.h>
@@ -9,7 +9,7 @@
 namespace thimble::bench {
 namespace {
 
-/// What backward would find kept after a forward in training, in a separate arena.
+/// Bytes that a forward in training keeps for backward, in a separate arena.
 struct ForwardBytes {
   std::size_t activation = 0;        ///< temporaries kept for backward
   std::size_t input = 0;             ///< the batch
@@ -52,7 +52,7 @@ struct Family {
 
 Figures family_figures(const Rows& rows, const Family& family, std::int64_t batch) {
   const models::Setup setup = setup_of(family.model, batch, {.image = family.image, .build = models::Build::textbook});
-  // The literature's saved set, linear in the batch; the rest of what the textbook build keeps is named beside it.
+  // The literature's saved set, linear in the batch; the other terms of the textbook build become the remainder.
   std::int64_t counted = 0;
   std::vector<std::pair<std::string, std::int64_t>> remainder;
   for (const models::Term& term : models::make_theory(setup.model, setup.sizes, setup.precision.dtype).outside) {
@@ -65,7 +65,7 @@ Figures family_figures(const Rows& rows, const Family& family, std::int64_t batc
     }
   }
   const Both<ForwardBytes> bytes = forwards(rows, setup);
-  // The batch itself is booked as input, but backward keeps it too: the theory counts it.
+  // The ledger books the batch as input, but backward keeps it too, so the theory counts it.
   const auto kept = [](const ForwardBytes& b) { return static_cast<std::int64_t>(b.activation + b.input); };
   const std::int64_t predicted = kept(bytes.predicted);
   return {.theory = counted,

@@ -36,8 +36,8 @@ const NamedSchedule named_schedules[] = {{"keep every layer", remat::keep_all},
                                          {"sqrt(n) layers", remat::square_root},
                                          {"halves of halves", remat::recursive_halves}};
 
-/// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
-/// everything of the layers that were not.
+/// Bytes kept when backward begins: all outside the layers, one result per dropped segment, and everything of the
+/// other layers.
 std::int64_t theory_bytes(const models::Setup& setup, const remat::ScheduleTree& schedule) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.precision.dtype);
   const auto bytes = [&](const std::vector<models::Term>& terms) {
@@ -78,7 +78,7 @@ void add_pass(Rows& rows, const NamedSchedule& form, std::int64_t layers, std::i
            });
 }
 
-/// "kept O(n), peak O(sqrt n)" of the rows of one form and build, for each of them in turn.
+/// "kept O(n), peak O(sqrt n)" for each form and build of the rows.
 std::string growths(const std::vector<report::Row>& rows, const char* x) {
   std::string text;
   for (std::size_t begin = 0, end; begin < rows.size(); begin = end) {
@@ -101,8 +101,8 @@ models::Setup batch_setup(const Rows& rows, std::int64_t batch) {
                   {.sequence = rows.sizes(32, 64), .layers = 6, .heads = 4, .width = rows.sizes(64, 128)});
 }
 
-/// The fastest step of each run over some rounds in which they take turns, so that what else the machine does meets all
-/// of them alike.
+/// The fastest step of each run over some rounds in which they take turns, so that other work on the machine disturbs
+/// all of them equally.
 std::vector<double> fastest_ms(const Rows& rows, const std::vector<nn::MakeRun>& runs) {
   std::vector<double> fastest(runs.size(), std::numeric_limits<double>::infinity());
   for (int round = 0; round < rows.sizes(2, 6); ++round) {
@@ -113,7 +113,7 @@ std::vector<double> fastest_ms(const Rows& rows, const std::vector<nn::MakeRun>&
   return fastest;
 }
 
-/// What is kept when backward begins, and the peaks of the step.
+/// Bytes kept when backward begins, and the peaks of the step.
 Figures step_figures(const Rows& rows, const models::Setup& setup, const StepForm& technique, double ms,
                      std::int64_t theory) {
   const auto pass = rows.both([&](memory::Device device) { return pass_bytes(device, setup, technique); });
@@ -192,7 +192,7 @@ std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches)
     text += (&b == batches.data() ? ": " : ", ") + report::format_percent(saved(b)) + " at " + std::to_string(b.batch) +
             " (" + report::format_percent(slower(b)) + " slower)";
   }
-  // The saving per sample is the same everywhere; what rises is its share, as the model's own bytes weigh less.
+  // Every sample saves the same bytes. The share rises because the model's bytes weigh less.
   const bool is_rising =
       std::is_sorted(batches.begin(), batches.end(), [&](const auto& a, const auto& b) { return saved(a) < saved(b); });
   text += is_rising ? ". The share rises with the batch" : ". The share does not rise with every batch";

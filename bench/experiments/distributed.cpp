@@ -1,5 +1,5 @@
-// Experiments on several ranks: the bits of one and the bytes that were told, on ranks that are threads; and the bytes
-// of models that no machine here could hold, from dry ranks.
+// Experiments on several ranks: threads as ranks reproduce the bits of one rank in the predicted bytes; dry ranks give
+// the bytes of models that no machine here could hold.
 
 #include <string_view>
 
@@ -45,7 +45,7 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
   return options;
 }
 
-/// Runs a training of one rank on so many, that share the batch with `data_ranks` - 1 others each.
+/// Runs the training of one rank on `ranks` ranks, which split the batch `data_ranks` ways.
 models::TrainReport train_on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero,
                                    bool has_budget) {
   models::TrainOptions several = one;
@@ -58,8 +58,8 @@ models::TrainReport train_on_ranks(const models::TrainOptions& one, int ranks, i
 
 const char* plan_name(bool has_budget) { return has_budget ? "least budget" : "none"; }
 
-/// Rows of a training with its work cut in `ranks_each` ways, on one and two groups of so many ranks. Returns in how
-/// many of them the losses are those of one rank.
+/// Rows of a training whose work is cut `ranks_each` ways, on one and two groups of that size. Returns the number of
+/// rows with the losses of one rank.
 std::size_t add_groups(Rows& rows, const Config& config, const char* groups_name, const models::TrainOptions& one,
                        int ranks_each, bool has_quick_budget_of_two) {
   const models::TrainReport expected = train(prepare_training(one));
@@ -87,7 +87,7 @@ std::string same_losses(const report::Experiment& experiment, std::size_t same) 
          std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") + ".";
 }
 
-/// How the work is cut, which is an attribute of the arithmetic.
+/// How the work is cut. The arithmetic depends on it.
 struct Cut {
   int tp = 1, pp = 1, cp = 1, chunks = 1;
   bool cuts_sequence = false;
@@ -116,7 +116,7 @@ std::vector<Cut> cuts(bool is_quick) {
   return list;
 }
 
-/// Bytes that the rank keeps when the loss of one sample has been recorded, without a byte of it.
+/// Bytes that the rank keeps after it recorded the loss of one sample, found by a dry run.
 std::int64_t recorded(const std::string& name, const models::ModelOptions& sizes, const nn::TensorOptions& on) {
   const memory::Stack stack = memory::make_resource(on.device);
   const ResourceScope scope(stack.top);
@@ -202,7 +202,7 @@ Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero)
 }  // namespace
 
 std::string run_distributed(Rows& rows) {
-  constexpr int micro_batches = 12;  // over all ranks, so that one run is the measure of all
+  constexpr int micro_batches = 12;  // over all ranks, so that all compare with one run
   const auto contents = [](const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); };
   const Folder folder;
   std::size_t same = 0;

@@ -27,7 +27,7 @@ namespace thimble::bench {
 struct ProcessBytes {
   std::size_t arena_bytes = 0;   ///< peak committed bytes of the arena
   memory::OutsideBytes outside;  ///< upper bound of the bytes outside the arena; zero on a GPU
-  std::size_t peak_bytes = 0;    ///< peak resident bytes since the run was set up; 0: unknown
+  std::size_t peak_bytes = 0;    ///< peak resident bytes since the run was set up; 0 if unknown
 };
 ProcessBytes process_bytes(const nn::MemoryProfile& profile);
 ProcessBytes process_bytes(const models::TrainReport& report);
@@ -89,7 +89,7 @@ class Rows {
   /// Appends a row; with `run`, its settings are the progress before it is run.
   report::Row& add(Config config, const Figures& figures);
   report::Row& add(Config config, const std::function<Figures()>& run);
-  /// What `run(device)` returns on the dry device and on the real one.
+  /// The results of `run(device)` on the dry device and on the real one.
   template <class Run>
   auto both(Run run) const -> Both<decltype(run(cpu))> {
     return {run(dry(options.device)), run(options.device)};
@@ -104,8 +104,8 @@ class Rows {
   report::Experiment& experiment;
 };
 
-/// Curves of rows: one for each `name` that rows have, and for each of `curves` its figure against `x`. Both are names
-/// that `value` knows; an empty `x` is the row's number from 1 on. Rows without a name or a figure are not in it.
+/// A plot of rows: for each name that `name` gives rows, each of `curves` draws its figure against `x`. `value` knows
+/// both figures; an empty `x` counts the rows from 1. Leaves out rows without a name or a figure.
 struct PlotOfRows {
   struct Curve {
     std::string y, suffix;
@@ -126,10 +126,10 @@ struct ExperimentTable {
 
 report::Experiment run_experiment(const ExperimentTable& table, const ExperimentOptions& options);
 
-/// A number or a numeric setting of a row, "theory" (with the named remainder), "predicted" or "measured"; nullopt: the
-/// row has none.
+/// A number or a numeric setting of a row, "theory" (with the named remainder), "predicted" or "measured"; nullopt if
+/// the row has none.
 std::optional<double> value(const report::Row& row, const std::string& name);
-/// The same of a row that has it. Throws std::bad_optional_access.
+/// As `value`, of a row that has it. Throws std::bad_optional_access.
 double number(const report::Row& row, const std::string& name);
 /// A setting of a row as text.
 std::string setting(const report::Row& row, const std::string& name);
@@ -165,24 +165,24 @@ std::string run_training(Rows&rows), run_resnet_batch(Rows&rows), run_resnet_bra
     run_eight_bits(Rows&rows), run_precision(Rows&rows), run_precision_bytes(Rows&rows), run_precision_state(Rows&rows),
     run_precision_encoder(Rows&rows), run_precision_int8(Rows&rows), run_precision_int8_bytes(Rows&rows);
 
-// What verdicts are computed from, for tests.
+// The figures behind the verdicts, for tests.
 
-/// How many rows of `techniques` have a technique, alone or combined, and in how many of them all figures are equal.
+/// Rows of the experiment `techniques` with a technique, by itself or combined, and how many have all figures equal.
 struct TechniqueCount {
   std::string name;
   std::size_t rows = 0, equal = 0;
 };
-/// By technique, in order of appearance; budgets count as one technique, and so do micro-batches. `rows` are those of
-/// the experiment `techniques`; those that were not measured do not count.
+/// By technique, in order of appearance. All budgets count as one technique, and so do all micro-batches. Only measured
+/// rows count.
 std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& rows);
 
-/// p where y grows as constant + x^p: from the last three points, whose x are a geometric sequence,
-/// log((y3 - y2) / (y2 - y1)) / log(x3 / x2). 0 for y that grows by the same amount for every such step (a logarithm);
-/// nullopt for y that does not grow. Throws ValueError for fewer points or another sequence.
+/// p where y grows as constant + x^p: log((y3 - y2) / (y2 - y1)) / log(x3 / x2) of the last three points, whose x are a
+/// geometric sequence. 0 if y grows by equal amounts (a logarithm), nullopt if it does not grow. Throws ValueError for
+/// fewer points or another sequence.
 std::optional<double> growth_exponent(std::span<const report::Point> points);
 
-/// "O(layers)", "O(sqrt(layers))", "O(log layers)", "O(layers^2)", "O(1)": the one of these that the exponent is next
-/// to, and the exponent.
+/// The growth nearest to the exponent, "O(1)", "O(log layers)", "O(sqrt(layers))", "O(layers)" or "O(layers^2)", and
+/// the exponent.
 std::string growth_in_words(std::optional<double> exponent, const std::string& x);
 
 /// A batch with and without checkpointing: live bytes at the peak of a step, and its time.
@@ -191,8 +191,8 @@ struct CheckpointedBatch {
   double plain_bytes = 0, checkpointed_bytes = 0;
   double plain_ms = 0, checkpointed_ms = 0;
 };
-/// From which batch on checkpointing saves, how much, at what cost in time, and whether that begins at 16. `batches`
-/// are by rising size.
+/// The smallest batch at which checkpointing saves, the savings, their cost in time, and whether they begin at 16.
+/// `batches` rise in size.
 std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches);
 
 /// A plan of GPT: its time, and the bytes its layers keep as fractions of two builds that keep everything.
@@ -200,7 +200,7 @@ struct CurvePoint {
   double of_textbook = 0, of_fused = 0;
   double time_overhead = 0;
 };
-/// The least that is kept at +5 % time, and the time of keeping 85 % less than the textbook build.
+/// The fewest bytes kept at +5 % time, and the time of keeping 85 % less than the textbook build.
 std::string gpt_curve_verdict(std::span<const CurvePoint> curve);
 
 // ---- How runs of experiments are set up, and their figures.
@@ -220,8 +220,7 @@ models::TrainOptions generated_training(const ExperimentOptions& options, const 
 models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
                                    std::int64_t quick_steps, std::int64_t steps);
 
-/// A run whose saved tensors are all packed to `saved`, as far as they can be (nn/fit/pack_rules.h); empty: they are
-/// kept.
+/// A run that packs all saved tensors it can (nn/fit/pack_rules.h) to `saved`; if empty, it keeps them.
 models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved);
 
 /// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
@@ -234,7 +233,7 @@ nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan);
 /// 208 x 304, "MobileNet-V2", "DenseNet-121" or "VGG-16" on ones of 224 x 224.
 nn::MakeRun run_of_net(const std::string& net, std::int64_t batch);
 
-/// NaN: the run ended before its first evaluation.
+/// NaN if the run ended before its first evaluation.
 double validation_loss(const models::TrainReport& result);
 
 /// Predicted and measured peaks of a run, and its numbers "loss_last" and "validation_loss".
@@ -243,7 +242,7 @@ Figures training_figures(const models::TrainReport& result);
 /// Trains on ranks that are threads; the report of rank 0.
 models::TrainReport run_on_ranks(const models::TrainOptions& options);
 
-/// Bytes that every rank's plan fits: the largest of the ranks' smallest budgets.
+/// A budget that every rank can keep: the largest of the ranks' smallest budgets.
 std::size_t least_budget(models::TrainOptions options);
 
 /// Sums over the ranks; each rank's bytes are compared as well.

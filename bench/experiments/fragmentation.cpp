@@ -1,5 +1,5 @@
-// Experiment: holes. What an arena holds when half of its blocks are gone, what trimming gives back (PyTorch calls it
-// empty_cache), and what compaction does.
+// Experiment: holes. Bytes that an arena holds when half of its blocks are free, and bytes that trimming (PyTorch's
+// empty_cache) and compaction give back.
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/text.h>
@@ -9,7 +9,7 @@
 namespace thimble::bench {
 namespace {
 
-/// So many blocks of one size, side by side; every second one goes.
+/// `count` blocks of one size, side by side. The experiment frees every second one.
 struct Blocks {
   std::int64_t count, bytes;
 };
@@ -19,7 +19,7 @@ constexpr const char* moments[] = {"all are there", "every second freed", "trimm
 
 std::int64_t rounded_up(std::int64_t bytes, std::int64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
-/// Granules that a block of the even ones touches: what is left when all others are given back.
+/// Bytes of the granules that an even block touches. Trimming gives all others back.
 std::int64_t touched_bytes(const Blocks& blocks, std::int64_t granule) {
   std::int64_t bytes = 0;
   const std::int64_t granules = rounded_up(blocks.count * blocks.bytes, granule) / granule;
@@ -33,7 +33,7 @@ std::int64_t touched_bytes(const Blocks& blocks, std::int64_t granule) {
   return bytes;
 }
 
-/// What an arena, and its process, have at a moment.
+/// Bytes of an arena and of its process at a moment.
 struct Held {
   Arena::Statistics arena;
   ProcessBytes process;

@@ -15,7 +15,7 @@ namespace {
 constexpr double wanted_share = 0.15;  // 85 % fewer bytes
 constexpr double allowed_overhead = 0.05;
 
-/// What the layers keep under a technique, measured as well where a small model is.
+/// Bytes that the layers keep under a technique; small models are measured as well.
 Figures kept_figures(const Rows& rows, const models::Setup& setup, const StepForm& technique, bool is_measured) {
   constexpr const char* layers = "gpt.h";
   const PassBytes predicted = pass_bytes(dry(rows.options.device), setup, technique, layers);
@@ -69,7 +69,7 @@ std::vector<CurvePoint> add_plans(Rows& rows, const std::string& name, const mod
   rows.add({{"model", name}, {"what", "fused build"}}, [&] { return plain_figures(rows, fused, is_measured); });
   rows.say(name + ", planning");
   nn::Planner planner(technique_run(chunked, {}), rows.options.device, nn::hardware("cpu"));
-  // Times are over the faster of the two heads: what the chunked one costs is the plan's to pay.
+  // Times are over the faster of the two heads, so a plan pays for its chunked head.
   const double of_heads =
       plain_step_seconds(rows.options.device, chunked) / plain_step_seconds(rows.options.device, fused);
   const double base_s = planner.kept_step_s() / std::max(1.0, of_heads);

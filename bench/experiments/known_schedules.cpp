@@ -37,7 +37,7 @@ struct Block {
     if (needs.any()) saved = {x, weight, y};
     return y;
   }
-  // The gradient of the product lies where dy lay; both others are new.
+  // The gradient of the product takes the place of dy; both others are new.
   Gradients backward(Saved saved, Tensor dy, Needs needs) const {
     const NoGrad off;
     Elementwise<ops::Relu>::Saved of_relu;
@@ -47,7 +47,7 @@ struct Block {
   }
 };
 
-/// What the tape did under one plan.
+/// Forwards and bytes of the tape under one plan.
 struct Outcome {
   std::vector<int> runs;         ///< forwards of each block
   std::size_t kept = 0;          ///< activations when backward begins
@@ -106,7 +106,7 @@ Outcome run(memory::Device device, std::size_t blocks, std::shared_ptr<const Tap
   return outcome;
 }
 
-/// The chain that the network is. A block keeps its input and result and nothing inside; its forward holds the product
+/// The network as a chain. A block keeps its input and result and nothing inside; its forward holds the product
 /// beside the result, its backward the weight's gradient until the leaf has it.
 remat::Chain chain_of(std::size_t blocks) {
   remat::Chain chain = remat::homogeneous_chain(blocks, unit_bytes, 0, 1, 2);

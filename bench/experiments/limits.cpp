@@ -42,7 +42,7 @@ Figures batch_figures(models::PlanOptions plan, const BatchWay& way) {
   return figures;
 }
 
-/// What is switched on; each way has what those before it have.
+/// Techniques that are on. Each way adds to the one before it.
 struct LengthWay {
   const char* name;
   models::BatchSearch search;
@@ -58,12 +58,12 @@ constexpr LengthWay length_ways[] = {
     {"and saved tensors in the tier", models::BatchSearch::planned, true, true, true, false},
     {"and parameters, gradients, optimizer state", models::BatchSearch::planned, true, true, true, true}};
 
-/// A model whose longest sequence in a budget is asked for. `device` is planned for; measured ones train there too.
+/// A model and a budget, to find the longest sequence. Plans are for `device`; measured models also train there.
 struct BudgetedModel {
   models::Setup setup;
   std::size_t budget_bytes = 0;
   memory::Device device = cpu;
-  std::string place;  ///< of offloaded tensors; empty: there is none
+  std::string place;  ///< of offloaded tensors; empty if there is none
   bool is_measured = false;
 };
 
@@ -80,7 +80,7 @@ BudgetedModel large(const char* model, std::size_t budget_bytes, bool is_quick) 
   return subject;
 }
 
-/// Where a file tier can be on this machine; empty: nowhere.
+/// A folder for a file tier on this machine; empty if there is none.
 std::string disk_folder() {
   for (const char* const folder : {"/var/tmp", "."}) {
     try {

@@ -1,4 +1,4 @@
-// Experiment: what plans cost in time, predicted by a cost model and measured.
+// Experiment: the time that plans cost, predicted by a cost model and measured.
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ struct Case {
   std::string net;
   std::int64_t batch, measured_batch;  // the cost model comes from the second
   std::function<nn::MakeRun(std::int64_t batch)> make;
-  std::vector<double> shares;                   // budgets, from the smallest plan's peak (0) to that of keeping all (1)
+  std::vector<double> shares;                   // budgets: 0 is the smallest plan's peak, 1 keeps everything
   std::vector<std::size_t> budgets_bytes = {};  // further ones
 };
 
@@ -50,7 +50,7 @@ std::vector<Case> cases(bool is_quick) {
           {"resnet50", 184, 8, named("resnet50"), {}, {gib(4.99), gib(6), gib(10.01)}}};
 }
 
-/// A plan in training, in an arena of its own.
+/// A training run under a plan, in a separate arena.
 class Runner {
  public:
   Runner(memory::Device device, const nn::MakeRun& make, const nn::Plan& plan)
@@ -88,7 +88,7 @@ class Runner {
   std::unique_ptr<nn::TrainingRun> run_;
 };
 
-/// Of some steps of a run each operator's fastest forward, backward and re-run; its processes behind their promises.
+/// Each operator's fastest forward, backward and re-run over some steps; processes with their predicted peaks.
 struct Timed {
   TapeTimes least = {};
   std::size_t peak_bytes = 0;
@@ -107,10 +107,9 @@ struct Pair {
   Timed plan, base;
 };
 
-/// Times `steps` steps of a plan, and of the base in the same minutes: they take turns, because the speed of a
-/// machine drifts by more than a plan costs. Each one's first step is not counted. Where the machine has no place for
-/// both, each runs two steps at a time, alone. Where both are there, the process holds both arenas. A step's recording
-/// has so many `nodes`.
+/// Times `steps` steps of a plan and of the base. They take turns, because the speed of a machine drifts by more than a
+/// plan costs. The first step of each does not count. The process holds both arenas; where memory is too small for
+/// both, each runs two steps at a time. `nodes` is the length of a step's recording.
 Pair time_beside(memory::Device device, const nn::MakeRun& make, const nn::Plan& plan, const nn::Plan& base, int steps,
                  std::size_t nodes) {
   Pair pair;

@@ -1,6 +1,5 @@
-// Experiments: every precision policy beside 8-bit state and packed tensors. What they commit, where the loss goes and
-// what a step takes; the bytes of each category; what a parameter costs; and whether an encoder under O2 is 40 %
-// smaller and 15 % faster.
+// Experiments: every precision policy beside 8-bit state and packed tensors. Committed bytes, loss and time of a step;
+// bytes of each category and of a parameter; whether an encoder under O2 is 40 % smaller and 15 % faster.
 
 #include <thimble/bench/experiments/precision.h>
 
@@ -48,8 +47,8 @@ nn::MakeRun steps_of(const models::Setup& setup, const PrecisionCase& one, memor
   return planned_run(make, packing_plan(make, device, one.saved));
 }
 
-/// What theory says of a category's most bytes in a step of a GPT; none where there is no formula: temporaries,
-/// workspaces, packed activations.
+/// A category's most bytes in a step of a GPT by theory. There is no formula for temporaries, workspaces and packed
+/// activations.
 std::optional<std::int64_t> theory_of(const PrecisionCase& one, const models::Setup& setup, Category category) {
   constexpr std::int64_t moments = 2;
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, one.precision());
@@ -98,7 +97,7 @@ class EncoderSize {
                         {"saving_theory", 1 - theory_.back() / theory_[0]}}};
   }
   EncoderSaving saving_of_o2(const std::string& size) const { return {size, share_[0], 1 - live_[2] / live_[0]}; }
-  /// What fp8 saves of the live bytes of bf16.
+  /// The share of bf16's live bytes that fp8 saves.
   double on_top() const { return 1 - live_[4] / live_[3]; }
 
  private:

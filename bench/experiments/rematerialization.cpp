@@ -150,7 +150,7 @@ class RegNet final : public nn::Layer {
  private:
   static Conv2dOptions twice(std::int64_t padding) { return {.stride = 2, .padding = padding}; }
   struct Block {
-    ConvNorm* shortcut;  // null: x itself
+    ConvNorm* shortcut;  // null adds x itself
     ConvNorm &a, &b, &c;
   };
   ConvNorm& stem_;
@@ -158,9 +158,9 @@ class RegNet final : public nn::Layer {
   nn::Linear* head_ = nullptr;
 };
 
-/// What a cell publishes: GiB that PyTorch's allocator hands out at most in steps 100 to 120 (max_memory_allocated), of
-/// forward and backward without a loss and an optimizer, and how many percent longer than PyTorch 1.5.1 they take. Or a
-/// share of the bytes of keeping everything.
+/// A published cell: GiB that PyTorch's allocator hands out at most in steps 100 to 120 (max_memory_allocated) of
+/// forward and backward without a loss and an optimizer, or a share of the bytes of keeping everything; and the percent
+/// by which they take longer than PyTorch 1.5.1.
 struct Cell {
   double bytes, percent;
 };
@@ -168,10 +168,10 @@ struct Cell {
 struct Table {
   const char* net;
   std::int64_t batch, height, width;  ///< of ids 1 and their number
-  double pytorch_gib;                 ///< of PyTorch, which keeps everything; 0: cells have shares
-  /// Without batch norm the step of a batch is that of its micro-batches.
+  double pytorch_gib;                 ///< of PyTorch, which keeps everything; 0 if cells have shares
+  /// Without batch norm a batch and its micro-batches make the same step.
   bool cuts_batch;
-  std::int64_t measured_batch;  ///< of rows that also run; 0: none do
+  std::int64_t measured_batch;  ///< of rows that also run; 0 if none do
   Net (*make)(memory::Device device);
   std::vector<Cell> cells;
 };
@@ -287,7 +287,7 @@ class Planners {
     }
   }
   struct Choice {
-    const nn::Plan* plan = nullptr;  ///< null: none keeps the budget
+    const nn::Plan* plan = nullptr;  ///< null if no plan keeps the budget
     std::size_t number = 0;
     double time_overhead = 0, least = 0;  ///< over keeping everything; of the plan, and of any in its bytes
   };

@@ -22,7 +22,7 @@ struct Stack {
   std::int64_t shared_parameters() const { return rank * width * kernel * kernel + layers * width * rank; }
 };
 
-/// What is booked when all is made, and the process by then.
+/// Bytes booked when everything is made, and the process at that time.
 struct Booked {
   std::size_t bytes;
   ProcessBytes process;
@@ -56,7 +56,7 @@ Figures stack_figures(const Rows& rows, const Stack& stack) {
   return figures;
 }
 
-/// What lives before the first step: weights, statistics, the optimizer's moments.
+/// Live before the first step: weights, statistics, the optimizer's moments.
 Booked booked_state(memory::Device device, const models::Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const PartWatch watch(device);

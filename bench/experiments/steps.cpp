@@ -22,7 +22,7 @@ Config config_of(const models::Setup& setup) {
   return config;
 }
 
-// Predicts, and measures where it fits.
+// Predicts a step, and measures it if it fits.
 nn::MemoryProfile add_step(Rows& rows, const models::Setup& setup) {
   nn::MemoryProfile predicted;
   rows.add(config_of(setup), [&] {

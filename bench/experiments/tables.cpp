@@ -1,4 +1,4 @@
-// The experiments: what each asks, the formula, its columns and its plots.
+// The experiments: question, formula, columns and plots of each.
 
 #include <thimble/bench/experiments/experiments.h>
 

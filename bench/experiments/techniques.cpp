@@ -38,7 +38,7 @@ bool recompute_blocks(models::Model& model) {
   return false;
 }
 
-/// A moving average of all parameters. It is here between steps, and during them where it is not offloaded.
+/// A moving average of all parameters. An offloaded one is on the device only between steps.
 class WeightAverage {
  public:
   WeightAverage(const models::Model& model, memory::Device device, bool is_offloaded) : model_(model) {
@@ -178,12 +178,12 @@ class TechniqueRun final : public nn::TrainingRun {
 /// Whose plan of the tape is followed.
 enum class TapeKind : std::uint8_t { program, square_root, halves, binomial, budget };
 
-/// A technique as a row names it; what needs a recording or a plan is made when it is run.
+/// A technique as a row names it. The run makes its recording or plan.
 struct Entry {
   std::string name;  ///< of the techniques that it combines: "checkpoint + placed"
   StepForm technique;
   TapeKind tape = TapeKind::program;
-  int budget_percent = 0;  ///< between the smallest plan's peak and that of keeping everything
+  int budget_percent = 0;  ///< 0 is the smallest plan's peak, 100 keeps everything
   bool is_placed = false;
   bool has_chunked_head = false;
   bool shares_kernels = true;
@@ -212,7 +212,7 @@ void apply(Entry& entry, std::string_view part) {
   if (part == "offloaded average") t.average = Average::offloaded;
 }
 
-/// Takes what comes before the separator, or the rest.
+/// Takes the text before the separator, or the rest.
 std::string_view take(std::string_view& text, std::string_view separator) {
   const std::string_view part = text.substr(0, text.find(separator));
   text.remove_prefix(std::min(text.size(), part.size() + separator.size()));
@@ -291,7 +291,7 @@ std::vector<Subject> subjects(bool is_quick) {
   return list;
 }
 
-/// Planners of one subject, by what of the technique changes the recording: making one takes a second or more.
+/// Planners of one subject, one per recording that its techniques make: making one takes a second or more.
 class EntryPlanners {
  public:
   nn::Plan plan(memory::Device device, const models::Setup& setup, const Entry& entry) {
@@ -314,8 +314,7 @@ class EntryPlanners {
   std::vector<std::pair<std::string, std::unique_ptr<nn::Planner>>> list_;
 };
 
-/// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
-/// there is one.
+/// Fills in the plans that the entry's technique follows. `promised_bytes` is the peak of the planner's plan, if any.
 StepForm complete(memory::Device device, const models::Setup& setup, const Entry& entry, EntryPlanners& planners,
                   std::optional<std::size_t>& promised_bytes) {
   StepForm technique = entry.technique;
@@ -339,7 +338,7 @@ StepForm complete(memory::Device device, const models::Setup& setup, const Entry
   return technique;
 }
 
-/// Whether this machine has what a tier on a disk needs.
+/// Whether this machine can hold a tier on a disk.
 bool has_direct_files() {
   try {
     const FileTier tier;
@@ -379,7 +378,7 @@ Figures figures_of(const Rows& rows, models::Setup setup, const Entry& entry, En
     return figures;
   } catch (const FileError& error) {
     if (technique.average != Average::offloaded || has_direct_files()) throw;
-    // No disk here can take the tensors: the row is only a prediction, and the verdict says so.
+    // No disk here can take the tensors: the row is only a prediction, and the verdict reports it.
     rows.say(std::string("not measured: ") + with_flags(error.what()));
     return {.predicted = nn::profile_training(dry(device), make, 2, false, technique.placement).peak_bytes,
             .lacks = "a folder in which files go around the page cache"};

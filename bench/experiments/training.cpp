@@ -177,7 +177,7 @@ std::string run_llama(Rows& rows) {
 namespace {
 
 struct EightBitCase {
-  std::string saved;  // a dtype that all saved tensors are packed to; empty: they are kept
+  std::string saved;  // a dtype that all saved tensors are packed to; if empty, they are kept
   std::string optimizer;
   DType state = DType::f32;
 };
@@ -186,7 +186,7 @@ models::TrainOptions options_of(const ExperimentOptions& options, const EightBit
   models::TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
   train.setup.optimizer.name = one.optimizer;
   train.setup.optimizer.state = one.state;
-  // Not the steepest rate: there two runs that differ by a rounding part ways, whatever it came from.
+  // Not the steepest rate, at which any difference in rounding drives two runs apart.
   if (train.setup.optimizer.name.starts_with("adamw")) train.setup.optimizer.rate = 1e-3;
   return train;
 }
@@ -245,7 +245,7 @@ std::string run_eight_bits(Rows& rows) {
                const double change = validation_loss(result) / base - 1;
                if (one.optimizer != "adafactor") worst_loss = std::max(worst_loss, std::fabs(change));
                const auto state_bytes = make_optimizer(options.setup, trained->model())->state_bytes();
-               // Live bytes: a small model's arena is a few granules, whatever it does.
+               // Live bytes, because a small model's arena is always a few granules.
                const nn::MemoryProfile step =
                    nn::profile_training(dry(options.device), planned_run(training_program(prepared), prepared.plan));
                Figures figures = training_figures(result);

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks that are looked at after the update of a step, when parameters, gradients and state are all there.
+// Ranks with a callback after the update of a step, when parameters, gradients and state are all live.
 
 #include <functional>
 #include <utility>
