@@ -43,12 +43,13 @@ std::string draw_committed_bar() {
   const memory::CommittedParts committed = memory::committed_at_peak(stack);
   parts.push_back({"holes between blocks", static_cast<std::int64_t>(committed.hole_bytes), report::paints::axis});
   parts.push_back({"rounding to 2 MiB", static_cast<std::int64_t>(committed.rounding_bytes), report::paints::muted});
-  return report::svg_bars({.name = "bar",
-                           .title = "Where the bytes of a training step are: ResNet-18, 16 images of 32 x 32",
-                           .caption = "Bytes at the peak by category, the holes between blocks, and the rounding to "
-                                      "whole granules.",
-                           .bars = report::stair(parts, {}, "committed"),
-                           .is_exact = true});
+  return report::svg_file(
+      report::Bars{.name = "bar",
+                   .title = "Where the bytes of a training step are: ResNet-18, 16 images of 32 x 32",
+                   .caption = "Bytes at the peak by category, the holes between blocks, and the rounding to "
+                              "whole granules.",
+                   .bars = report::stair(parts, {}, "committed"),
+                   .is_exact = true});
 }
 
 std::string draw_layer_terms() {
@@ -67,11 +68,12 @@ std::string draw_layer_terms() {
                                                      : "= " + std::to_string(bytes / sbh) + " sbh");
     parts.push_back({term.name, bytes, is_square ? report::series_paints[1] : report::paint_of(Category::activation)});
   }
-  return report::svg_bars({.name = "layer",
-                           .title = "What one layer of a GPT keeps: s = 512, b = 2, h = 128, a = 4, f32, no dropout",
-                           .caption = "Each tensor that backward of one transformer layer reads, with its bytes.",
-                           .bars = report::stair(parts, notes, "one layer"),
-                           .is_exact = true});
+  return report::svg_file(
+      report::Bars{.name = "layer",
+                   .title = "What one layer of a GPT keeps: s = 512, b = 2, h = 128, a = 4, f32, no dropout",
+                   .caption = "Each tensor that backward of one transformer layer reads, with its bytes.",
+                   .bars = report::stair(parts, notes, "one layer"),
+                   .is_exact = true});
 }
 
 std::string draw_step_bars() {
@@ -89,7 +91,7 @@ std::string draw_step_bars() {
   add("resnet18, batch 64, 32 x 32", "resnet18", 64, 32);
   add("char-gpt, batch 2", "char-gpt", 2, 0);
   add("char-gpt, batch 8", "char-gpt", 8, 0);
-  return report::svg_bars(bars);
+  return report::svg_file(bars);
 }
 
 std::string draw_accumulation() {
@@ -102,7 +104,7 @@ std::string draw_accumulation() {
     setup.batch = 32, setup.micro_batches = k;
     bars.bars.push_back(step_bar("k = " + std::to_string(k), setup));
   }
-  return report::svg_bars(bars);
+  return report::svg_file(bars);
 }
 
 std::string draw_parameter_bytes() {
@@ -123,7 +125,7 @@ std::string draw_parameter_bytes() {
   add("O0", "all f32 (O0)", false);
   for (const char* const name : {"O2", "bf16-kahan", "bf16-stochastic"}) add(name, name, false);
   add("bf16-stochastic", "bf16-stochastic, 8-bit moments", true);
-  return report::svg_bars(bars);
+  return report::svg_file(bars);
 }
 
 std::string draw_rank_bytes() {
@@ -143,7 +145,7 @@ std::string draw_rank_bytes() {
   add("stage 1: state in shards", 2 * p, 2 * p, 12 * p / n);
   add("stage 2: and gradients", 2 * p, 2 * p / n, 12 * p / n);
   add("stage 3: and parameters", 2 * p / n, 2 * p / n, 12 * p / n);
-  return report::svg_bars(bars);
+  return report::svg_file(bars);
 }
 
 std::string draw_advice() {
@@ -165,7 +167,7 @@ std::string draw_advice() {
   add("8-bit optimizer state", [](models::Setup& s) { s.optimizer.name = "adamw8"; });
   add("mixed precision (O2)", [](models::Setup& s) { set_precision(s, "O2"); });
   add("textbook operators", [](models::Setup& s) { s.sizes.build = models::Build::textbook; });
-  return report::svg_bars(bars);
+  return report::svg_file(bars);
 }
 
 }  // namespace thimble::bench

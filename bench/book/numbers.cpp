@@ -116,7 +116,7 @@ std::string draw_lost_updates() {
     }
   }
   plot.series = {a, b, c, d};
-  return report::svg_plot(plot);
+  return report::svg_file(plot);
 }
 
 std::string draw_layer_errors() {
@@ -156,7 +156,7 @@ std::string draw_layer_errors() {
     }
     plot.series.push_back(series);
   }
-  return report::svg_plot(plot);
+  return report::svg_file(plot);
 }
 
 }  // namespace thimble::bench

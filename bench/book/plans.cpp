@@ -31,7 +31,7 @@ std::string draw_step_timeline() {
   line.name = "timeline";
   line.title = "One steady step of a small GPT: live bytes after every allocation and free";
   line.bounds.clear();
-  return report::svg_stacked_area(line);
+  return report::svg_file(line);
 }
 
 std::string draw_planned_timeline() {
@@ -39,7 +39,7 @@ std::string draw_planned_timeline() {
   report::Timeline line = report::step_timeline(view, view.planned());
   line.name = "planned";
   line.title = "A batch of 32 within 20 MiB: backward runs dropped layers again";
-  return report::svg_stacked_area(line);
+  return report::svg_file(line);
 }
 
 std::string draw_budget_staircase() {
@@ -47,7 +47,7 @@ std::string draw_budget_staircase() {
   report::Plot plot = report::plans_plot(view);
   plot.name = "plans";
   plot.title = "All plans for a small GPT: bytes committed against more time";
-  return report::svg_plot(plot);
+  return report::svg_file(plot);
 }
 
 std::string draw_address_map() {

@@ -84,7 +84,7 @@ std::string draw_rotor_staircase() {
     known.points.push_back({static_cast<double>(cost.peak_bytes), static_cast<double>(cost.time)});
   }
   plot.series = {best, known};
-  return report::svg_plot(plot);
+  return report::svg_file(plot);
 }
 
 }  // namespace thimble::bench

@@ -136,7 +136,7 @@ std::string staircase_picture(const remat::Frontier& frontier) {
     series.points.push_back({static_cast<double>(point.budget_bytes), static_cast<double>(point.time)});
   }
   plot.series = {series};
-  return report::svg_plot(plot);
+  return report::svg_file(plot);
 }
 
 /// Includes the schedule for --budget, if given.

@@ -130,15 +130,10 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
                         "of a step of " + report::format_fixed(1000 * plan.step_s, 3) + " ms") +
       report::stat_card("gap", report::format_most_percent(plan.time_gap()), "over the least possible time, at most") +
       "</dl></header>\n";
-  const report::Timeline timeline = timeline_of(step, plan);
-  const report::Figure area = report::page_figure(timeline);
-  const report::Plot plot = plot_of(plan);
-  const report::Figure plans = report::page_figure(plot);
-  html += report::figure_card("timeline", timeline.title, area.svg, area.hover_json, timeline.caption) +
-          "<figure class=\"card\"><h3>Where every buffer is</h3>" + map_of(step, plan) +
-          "<figcaption>Events across, offsets upwards; of many buffers the " + format_grouped(max_mapped) +
-          " with the most bytes times events.</figcaption></figure>\n" +
-          report::figure_card("plot", plot.title, plans.svg, plans.hover_json, plot.caption);
+  html += report::figure_card(timeline_of(step, plan)) + "<figure class=\"card\"><h3>Where every buffer is</h3>" +
+          map_of(step, plan) + "<figcaption>Events across, offsets upwards; of many buffers the " +
+          format_grouped(max_mapped) + " with the most bytes times events.</figcaption></figure>\n" +
+          report::figure_card(plot_of(plan));
   return html + "<section><h2>The plan</h2><div class=\"card scroll\"><pre>" + escape_markup(nn::to_text(step, plan)) +
          "</pre></div></section>\n</main>\n" + report::end_page();
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <thimble/bench/report/drawing.h>
@@ -219,11 +220,11 @@ void Svg::begin_group(std::string_view attributes) {
   open_.push_back("g");
 }
 
-void Svg::begin_window(double left, double top, double right, double bottom, double units) {
-  const std::string height = coordinate(bottom - top);
-  body_ += "<svg class=\"window\"" + attribute("x", left) + attribute("y", top) + attribute("width", right - left) +
-           attribute("height", height) +
-           attribute("viewBox", "0 " + coordinate(top) + " " + coordinate(units) + " " + height) +
+void Svg::begin_window(const Frame& frame, double units) {
+  const std::string height = coordinate(frame.height());
+  body_ += "<svg class=\"window\"" + attribute("x", frame.left) + attribute("y", frame.top) +
+           attribute("width", frame.width()) + attribute("height", height) +
+           attribute("viewBox", "0 " + coordinate(frame.top) + " " + coordinate(units) + " " + height) +
            " preserveAspectRatio=\"none\">\n";
   open_.push_back("svg");
 }
@@ -446,6 +447,31 @@ double draw_title(Svg& svg, const std::string& title) {
   if (svg.medium() == Medium::page) return 0;
   svg.text(16, 30, fit_text(title, 17, figure_width - 40, true), {.size = 17, .is_bold = true});
   return title_height(svg.medium());
+}
+
+namespace {
+
+Frame frame_of(const Chart::Form& form) {
+  const double legend = form.legend.empty() ? 0 : legend_width(form.legend) + 28;
+  const double top = title_height(form.medium) + form.above;
+  const double height = form.is_tight ? form.height : std::max(form.height, legend_height(form.legend));
+  return {left_margin(form.medium) + form.labels, top, figure_width - 24 - form.room - legend, top + height};
+}
+
+}  // namespace
+
+Chart::Chart(Form given)
+    : form(std::move(given)),
+      frame(frame_of(form)),
+      svg(form.medium, figure_width,
+          std::max(frame.bottom + form.below, form.is_tight ? frame.top + legend_height(form.legend) + 8 : 0),
+          form.title, form.description) {
+  draw_title(svg, form.title);
+}
+
+std::string Chart::finish() {
+  draw_legend(svg, frame.right + form.room + 28, frame.top - (form.is_tight ? 0 : 4), form.legend);
+  return svg.finish();
 }
 
 }  // namespace thimble::report

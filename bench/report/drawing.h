@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -21,6 +20,13 @@ namespace thimble::report {
 /// which every renderer knows, and as a style sheet for dark screens) and browsers' own hover texts. On a `page` the
 /// page's style sheet colours it and a script answers the pointer.
 enum class Medium { file, page };
+
+/// The rectangle between the axes, in px.
+struct Frame {
+  double left = 0, top = 0, right = 0, bottom = 0;
+  double width() const noexcept { return right - left; }
+  double height() const noexcept { return bottom - top; }
+};
 
 /// Fill and stroke of an element; an empty name means none.
 struct Look {
@@ -73,8 +79,8 @@ class Svg {
 
   /// Elements until `end` form a group, with attributes as written.
   void begin_group(std::string_view attributes);
-  /// Elements until `end` are clipped to the rectangle, which shows `units` units from 0 across, and px upwards.
-  void begin_window(double left, double top, double right, double bottom, double units);
+  /// Elements until `end` are clipped to the frame, which shows `units` units from 0 across, and px upwards.
+  void begin_window(const Frame& frame, double units);
   void end();
 
   /// In a page: the picture ends `width` px from its left, and this element is beside it, below where that is narrow.
@@ -135,15 +141,6 @@ class AxisMap {
 
 /// Width of every picture in px.
 inline constexpr double figure_width = 960;
-
-/// The rectangle between the axes, in px.
-struct Frame {
-  double left = 0, top = 0, right = 0, bottom = 0;
-  double width() const noexcept { return right - left; }
-  double height() const noexcept { return bottom - top; }
-  /// As scripts read it.
-  std::array<double, 4> corners() const noexcept { return {left, top, right, bottom}; }
-};
 
 /// The shape that tells series apart where colour does not.
 enum class Marker : std::uint8_t { circle, square, triangle, diamond, inverted_triangle };
@@ -230,5 +227,31 @@ double title_height(Medium medium) noexcept;
 
 /// Size of tick labels and legends in px.
 inline constexpr double small_text = 12.5;
+
+/// A picture with axes at the left and below, and its legend at the right: the frame that all figures share.
+struct Chart {
+  struct Form {
+    Medium medium = Medium::file;
+    std::string title, description;
+    std::vector<LegendEntry> legend = {};
+    double labels = 0;                        ///< px left of the frame
+    double height = 0;                        ///< of the frame, which is at least as high as the legend
+    double above = 34, below = 56, room = 0;  ///< px between the frame and the picture's edges, or the legend
+    bool is_tight = false;                    ///< the frame stays as high as it is
+  };
+  explicit Chart(Form form);
+
+  AxisMap to_x() const { return {x, frame.left, frame.right}; }
+  AxisMap to_y() const { return {y, frame.bottom, frame.top}; }
+  void draw_y(const std::string& title) { draw_y_axis(svg, frame, y, title); }
+  void draw_x(const std::string& title, bool has_grid) { draw_x_axis(svg, frame, x, title, has_grid); }
+  /// Draws the legend; the whole picture.
+  std::string finish();
+
+  Form form;
+  Frame frame;
+  Svg svg;
+  AxisTicks x = {}, y = {};
+};
 
 }  // namespace thimble::report

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include <thimble/bench/report/drawing.h>
+#include <thimble/bench/report/hover.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/memory/units.h>
 
@@ -20,15 +20,6 @@ namespace {
 struct SeriesStyle {
   Paint paint;
   Marker marker = Marker::circle;
-};
-
-struct PlotLayout {
-  Frame frame;
-  double height = 0;
-  AxisTicks x, y;
-  std::vector<SeriesStyle> styles;
-  std::vector<LegendEntry> legend;
-  std::vector<Level> levels;
 };
 
 // A colour and a marker per group; series without a group are groups of their own. Theory alone is drawn like text.
@@ -82,42 +73,6 @@ struct Range {
   }
 };
 
-PlotLayout make_layout(const Plot& plot, Medium medium) {
-  Range x, y;
-  for (const Series& series : plot.series) {
-    for (const Point& point : series.points) {
-      x.include(point.x);
-      y.include(point.y);
-    }
-  }
-  if (!(x.high >= x.low)) {  // an empty plot still has axes
-    x = y = {1, 2};
-  }
-  PlotLayout layout;
-  layout.levels = make_levels(plot.budget_bytes);
-  x.high = reach(x.high, layout.levels);
-  layout.styles = style_series(plot);
-  for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    const Series& series = plot.series[i];
-    if (series.name.empty()) continue;
-    LegendEntry entry{.name = series.name, .has_line = has_line(series), .has_marker = has_markers(series)};
-    entry.line = line_look(series.role, layout.styles[i].paint);
-    entry.marker_look = marker_look(series.role, layout.styles[i].paint);
-    entry.marker = layout.styles[i].marker;
-    layout.legend.push_back(entry);
-  }
-  add_levels(layout.legend, layout.levels, x.high);
-  layout.y = make_ticks(y.low, y.high, plot.y, 6);
-  const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
-  layout.frame.left = left_margin(medium) + std::max(28.0, 10 + label_width(layout.y));
-  layout.frame.right = figure_width - 24 - legend;
-  layout.frame.top = title_height(medium) + 34;
-  layout.frame.bottom = layout.frame.top + std::max(300.0, legend_height(layout.legend));
-  layout.height = layout.frame.bottom + 56;
-  layout.x = make_x_ticks(x.low, x.high, plot.x, layout.frame.width());
-  return layout;
-}
-
 // Lines first, then markers; within each, predictions lie lowest, then theory's thin dashes, measurements on top.
 int depth(Role role) {
   if (role == Role::predicted) return 0;
@@ -130,14 +85,8 @@ std::string point_text(const Plot& plot, const Series& series, const Point& poin
          (plot.x.title.empty() ? "" : plot.x.title + " ") + format_exact(point.x, plot.x.unit);
 }
 
-std::string draw(const Plot& plot, const PlotLayout& layout, Medium medium) {
-  Svg svg(medium, figure_width, layout.height, plot.title, plot.caption);
-  draw_title(svg, plot.title);
-  draw_y_axis(svg, layout.frame, layout.y, plot.y.title);
-  draw_x_axis(svg, layout.frame, layout.x, plot.x.title, true);
-  const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
-  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
+void draw_series(Chart& chart, const Plot& plot, const std::vector<SeriesStyle>& styles) {
+  const AxisMap to_x = chart.to_x(), to_y = chart.to_y();
   std::vector<std::size_t> order(plot.series.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -152,54 +101,92 @@ std::string draw(const Plot& plot, const PlotLayout& layout, Medium medium) {
       if (k > 0 && series.is_staircase) path.horizontal(to_x(point.x));
       k == 0 ? path.move(to_x(point.x), to_y(point.y)) : path.line(to_x(point.x), to_y(point.y));
     }
-    svg.path(path, line_look(series.role, layout.styles[i].paint));
+    chart.svg.path(path, line_look(series.role, styles[i].paint));
   }
   for (const std::size_t i : order) {
     const Series& series = plot.series[i];
     if (!has_markers(series)) continue;
     for (const Point& point : series.points) {
-      draw_marker(svg, layout.styles[i].marker, to_x(point.x), to_y(point.y),
-                  marker_look(series.role, layout.styles[i].paint), point_text(plot, series, point));
+      draw_marker(chart.svg, styles[i].marker, to_x(point.x), to_y(point.y), marker_look(series.role, styles[i].paint),
+                  point_text(plot, series, point));
     }
   }
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, layout.legend);
-  return svg.finish();
 }
 
-// {"kind":"plot","frame","x":title,"series":[{"name","paint",
-//  "points":[[x px, y px, x text, y text, [[name, text] of its details,...]],...]},...]}
-std::string hover(const Plot& plot, const PlotLayout& layout) {
-  const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
-  const auto rounded = [](double value) { return std::round(value * 100) / 100; };
-  nlohmann::ordered_json data;
-  data["kind"] = "plot";
-  data["frame"] = layout.frame.corners();
-  data["x"] = plot.x.title;
-  data["series"] = nlohmann::ordered_json::array();
+// An entry per point, from the left; those at one x share their rows.
+std::string hover(const Chart& chart, const Plot& plot, const std::vector<SeriesStyle>& styles) {
+  constexpr double units = 1e4, reach = 90;
+  struct Shown {
+    double x, y;
+    std::size_t series;
+    const Point* point;
+  };
+  std::vector<Shown> points;
+  const AxisMap to_x(chart.x, 0, units), to_y(chart.y, 0, units);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    nlohmann::ordered_json points = nlohmann::ordered_json::array();
-    for (const Point& point : plot.series[i].points) {
-      points.push_back({rounded(to_x(point.x)), rounded(to_y(point.y)), format_exact(point.x, plot.x.unit),
-                        format_exact(point.y, plot.y.unit), point.details});
-    }
-    data["series"].push_back(
-        {{"name", plot.series[i].name}, {"paint", layout.styles[i].paint.name}, {"points", points}});
+    for (const Point& point : plot.series[i].points) points.push_back({to_x(point.x), to_y(point.y), i, &point});
   }
-  return data.dump();
+  std::stable_sort(points.begin(), points.end(), [](const Shown& a, const Shown& b) { return a.x < b.x; });
+  Hover hover("plot", chart.frame, units, units, reach);
+  const std::string before = plot.x.title.empty() ? "" : plot.x.title + " ";
+  for (std::size_t first = 0, end; first < points.size(); first = end) {
+    const std::string x = format_exact(points[first].point->x, plot.x.unit);
+    for (end = first; end < points.size() && points[end].point->x == points[first].point->x; ++end) {
+      const Shown& at = points[end];
+      hover.add({at.x, at.x, at.y, 0, before + x, plot.series[at.series].name});
+    }
+    for (std::size_t i = first; i < end; ++i) {
+      hover.add_span(first, end, styles[points[i].series].paint.name, plot.series[points[i].series].name,
+                     format_exact(points[i].point->y, plot.y.unit));
+      for (const auto& [name, value] : points[i].point->details) hover.add_span(i, i + 1, "", name, value);
+    }
+  }
+  return hover.json();
 }
 
 }  // namespace
 
-std::string svg_plot(const Plot& plot) {
+Figure draw(const Plot& plot, Medium medium) {
   check(plot);
-  return draw(plot, make_layout(plot, Medium::file), Medium::file);
-}
-
-Figure page_figure(const Plot& plot) {
-  check(plot);
-  const PlotLayout layout = make_layout(plot, Medium::page);
-  return {draw(plot, layout, Medium::page), hover(plot, layout)};
+  Range x, y;
+  for (const Series& series : plot.series) {
+    for (const Point& point : series.points) {
+      x.include(point.x);
+      y.include(point.y);
+    }
+  }
+  if (!(x.high >= x.low)) {  // an empty plot still has axes
+    x = y = {1, 2};
+  }
+  const std::vector<Level> levels = make_levels(plot.budget_bytes);
+  x.high = reach(x.high, levels);
+  const std::vector<SeriesStyle> styles = style_series(plot);
+  std::vector<LegendEntry> legend;
+  for (std::size_t i = 0; i < plot.series.size(); ++i) {
+    const Series& series = plot.series[i];
+    if (series.name.empty()) continue;
+    legend.push_back({.name = series.name,
+                      .has_line = has_line(series),
+                      .has_marker = has_markers(series),
+                      .line = line_look(series.role, styles[i].paint),
+                      .marker_look = marker_look(series.role, styles[i].paint),
+                      .marker = styles[i].marker});
+  }
+  add_levels(legend, levels, x.high);
+  const AxisTicks ticks = make_ticks(y.low, y.high, plot.y, 6);
+  Chart chart({.medium = medium,
+               .title = plot.title,
+               .description = plot.caption,
+               .legend = legend,
+               .labels = std::max(28.0, 10 + label_width(ticks)),
+               .height = 300});
+  chart.y = ticks;
+  chart.x = make_x_ticks(x.low, x.high, plot.x, chart.frame.width());
+  chart.draw_y(plot.y.title);
+  chart.draw_x(plot.x.title, true);
+  draw_levels(chart.svg, chart.frame, chart.x, levels, true);
+  draw_series(chart, plot, styles);
+  return {"plot", chart.finish(), medium == Medium::page ? hover(chart, plot, styles) : ""};
 }
 
 // ---- Stacked horizontal bars: labels of any length stay readable, and amounts grow to the right.
@@ -209,14 +196,6 @@ namespace {
 constexpr double bar_height = 22;
 constexpr double bar_pitch = 35;
 constexpr double widest_label = 250;
-
-struct BarsLayout {
-  Frame frame;
-  double height = 0;
-  double room = 0;  // for amounts behind the longest bar
-  AxisTicks x;
-  std::vector<LegendEntry> legend;
-};
 
 std::vector<std::string> label_lines(const Bar& bar) { return wrap_text(bar.label, small_text, widest_label, 2); }
 
@@ -256,27 +235,6 @@ std::vector<LegendEntry> legend_of(const Bars& bars) {
   return legend;
 }
 
-BarsLayout make_layout(const Bars& bars, Medium medium) {
-  BarsLayout layout;
-  double widest = 0;
-  std::int64_t largest = 0;
-  layout.room = 84;  // "1023.99 GiB"
-  for (const Bar& bar : bars.bars) {
-    for (const std::string& line : label_lines(bar)) widest = std::max(widest, text_width(line, small_text));
-    largest = std::max(largest, bar.from + amount_of(bar));
-    if (bars.is_exact) layout.room = std::max(layout.room, text_width(text_behind(bars, bar), small_text, true) + 8);
-  }
-  layout.legend = legend_of(bars);
-  const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
-  layout.frame.left = left_margin(medium) + 12 + widest;
-  layout.frame.right = figure_width - 24 - layout.room - legend;
-  layout.frame.top = title_height(medium) + 8;
-  layout.frame.bottom = layout.frame.top + bar_pitch * static_cast<double>(bars.bars.size()) + 6;
-  layout.height = std::max(layout.frame.bottom + 34, layout.frame.top + legend_height(layout.legend) + 8);
-  layout.x = make_x_ticks(0, static_cast<double>(largest), {.title = "", .unit = bars.unit}, layout.frame.width());
-  return layout;
-}
-
 void draw_bar(Svg& svg, const Bars& bars, const Bar& bar, const AxisMap& to_x, double y) {
   const double baseline = y + bar_height / 2 + 4.5;
   std::int64_t from = bar.from;
@@ -297,42 +255,21 @@ void draw_bar(Svg& svg, const Bars& bars, const Bar& bar, const AxisMap& to_x, d
            {.size = small_text, .is_bold = true, .has_halo = true});
 }
 
-std::string draw(const Bars& bars, const BarsLayout& layout, Medium medium) {
-  Svg svg(medium, figure_width, layout.height, bars.title, bars.caption);
-  draw_title(svg, bars.title);
-  draw_x_axis(svg, layout.frame, layout.x, "", true);
-  const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  double y = layout.frame.top + 6;
-  for (const Bar& bar : bars.bars) {
-    const double baseline = y + bar_height / 2 + 4.5;
-    const std::vector<std::string> label = label_lines(bar);
-    for (std::size_t k = 0; k < label.size(); ++k) {
-      const double offset = label.size() == 1 ? 0 : k == 0 ? -7.5 : 7.5;
-      svg.text(layout.frame.left - 12, baseline + offset, label[k], {.size = small_text, .anchor = "end"});
-    }
-    draw_bar(svg, bars, bar, to_x, y);
-    y += bar_pitch;
-  }
-  draw_legend(svg, layout.frame.right + layout.room + 28, layout.frame.top, layout.legend);
-  return svg.finish();
-}
-
-// {"kind":"bars","frame","pitch","bars":[{"label","total":text,"parts":[[name, paint, text],...]},...]}
-std::string hover(const Bars& bars, const BarsLayout& layout) {
-  nlohmann::ordered_json data;
-  data["kind"] = "bars";
-  data["frame"] = layout.frame.corners();
-  data["pitch"] = bar_pitch;
-  data["bars"] = nlohmann::ordered_json::array();
+// An entry per bar, over its label and its amount, too.
+std::string hover(const Chart& chart, const Bars& bars) {
+  const Frame& frame = chart.frame;
+  Hover hover("bars", frame, frame.width(), frame.height());
   const auto exact = [&](std::int64_t amount) { return format_exact(static_cast<double>(amount), bars.unit); };
-  for (const Bar& bar : bars.bars) {
-    nlohmann::ordered_json parts = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < bars.bars.size(); ++i) {
+    const Bar& bar = bars.bars[i];
+    hover.add({-frame.left, frame.width() + chart.form.room, frame.height() - bar_pitch * static_cast<double>(i + 1),
+               bar_pitch, bar.label});
     for (auto part = bar.parts.rbegin(); part != bar.parts.rend(); ++part) {
-      if (part->amount > 0) parts.push_back({part->name, part->paint.name, exact(part->amount)});
+      if (part->amount > 0) hover.add_span(i, i + 1, part->paint.name, part->name, exact(part->amount));
     }
-    data["bars"].push_back({{"label", bar.label}, {"total", exact(amount_of(bar))}, {"parts", parts}});
+    hover.add_span(i, i + 1, "", "total", exact(amount_of(bar)));
   }
-  return data.dump();
+  return hover.json();
 }
 
 }  // namespace
@@ -358,32 +295,44 @@ std::vector<Bar> stair(const std::vector<BarPart>& parts, const std::vector<std:
   return bars;
 }
 
-std::string svg_bars(const Bars& bars) {
+Figure draw(const Bars& bars, Medium medium) {
   check(bars);
-  return draw(bars, make_layout(bars, Medium::file), Medium::file);
-}
-
-Figure page_figure(const Bars& bars) {
-  check(bars);
-  const BarsLayout layout = make_layout(bars, Medium::page);
-  return {draw(bars, layout, Medium::page), hover(bars, layout)};
+  double widest = 0, room = 84;  // "1023.99 GiB"
+  std::int64_t largest = 0;
+  for (const Bar& bar : bars.bars) {
+    for (const std::string& line : label_lines(bar)) widest = std::max(widest, text_width(line, small_text));
+    largest = std::max(largest, bar.from + amount_of(bar));
+    if (bars.is_exact) room = std::max(room, text_width(text_behind(bars, bar), small_text, true) + 8);
+  }
+  Chart chart({.medium = medium,
+               .title = bars.title,
+               .description = bars.caption,
+               .legend = legend_of(bars),
+               .labels = 12 + widest,
+               .height = bar_pitch * static_cast<double>(bars.bars.size()) + 6,
+               .above = 8,
+               .below = 34,
+               .room = room,
+               .is_tight = true});
+  chart.x = make_x_ticks(0, static_cast<double>(largest), {.title = "", .unit = bars.unit}, chart.frame.width());
+  chart.draw_x("", true);
+  double y = chart.frame.top + 6;
+  for (const Bar& bar : bars.bars) {
+    const double baseline = y + bar_height / 2 + 4.5;
+    const std::vector<std::string> label = label_lines(bar);
+    for (std::size_t k = 0; k < label.size(); ++k) {
+      const double offset = label.size() == 1 ? 0 : k == 0 ? -7.5 : 7.5;
+      chart.svg.text(chart.frame.left - 12, baseline + offset, label[k], {.size = small_text, .anchor = "end"});
+    }
+    draw_bar(chart.svg, bars, bar, chart.to_x(), y);
+    y += bar_pitch;
+  }
+  return {"bars", chart.finish(), medium == Medium::page ? hover(chart, bars) : ""};
 }
 
 // ---- Stacked area over the events of a step.
 
 namespace {
-
-struct TimelineLayout {
-  Frame frame;
-  double height = 0;
-  AxisTicks x, y;
-  std::vector<Category> categories;  // with bytes at some time, in stacking order
-  std::vector<std::size_t> columns;  // the event that each column of the picture shows
-  std::vector<LegendEntry> legend;
-  std::vector<Level> levels;
-  std::size_t peak = 0;
-  bool is_label_right = true;  // the side of the peak on which its label stands
-};
 
 // Events in `count` stretches at most, by the event with the most bytes of each.
 std::vector<std::size_t> highest_of_stretches(const std::vector<Event>& events, std::size_t count) {
@@ -399,142 +348,80 @@ std::vector<std::size_t> highest_of_stretches(const std::vector<Event>& events, 
   return highest;
 }
 
-TimelineLayout make_layout(const Timeline& timeline, Medium medium) {
-  TimelineLayout layout;
-  layout.peak = peak_event(timeline);
-  layout.levels = make_levels(timeline.budget_bytes, timeline.bounds);
-  layout.categories = categories_with([&](std::size_t category) {
-    const auto has_bytes = [&](const Event& event) { return event.bytes[category] > 0; };
-    return std::any_of(timeline.events.begin(), timeline.events.end(), has_bytes);
-  });
-  const CategoryBytes& at_peak = timeline.events[layout.peak].bytes;
-  layout.legend = category_legend(layout.categories);
-  for (std::size_t i = 0; i < layout.legend.size(); ++i) {
-    const Category category = layout.categories[layout.legend.size() - 1 - i];
-    layout.legend[i].detail = format_bytes(at_peak[static_cast<std::size_t>(category)]) + " at the peak";
-  }
-  const double high = reach(static_cast<double>(std::max(timeline.scale_bytes, total(at_peak))), layout.levels);
-  add_levels(layout.legend, layout.levels, high);
-  layout.y = make_ticks(0, high * 1.02, {.title = "", .unit = Unit::bytes}, 6);
-  const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
-  layout.frame.left = left_margin(medium) + std::max(28.0, 10 + label_width(layout.y));
-  layout.frame.right = figure_width - 24 - legend;
-  layout.frame.top = title_height(medium) + 34;
-  layout.frame.bottom =
-      layout.frame.top + std::max(timeline.step.empty() ? 330.0 : 420.0, legend_height(layout.legend));
-  // Above all that is drawn there is room for the peak's label.
-  layout.y.high = std::max(layout.y.ticks.back().value, high / (1 - 50 / layout.frame.height()));
-  layout.height = layout.frame.bottom + 56;
-  const std::size_t count = timeline.events.size();
-  layout.is_label_right = 2 * layout.peak + 1 < count;
-  const double detail = medium == Medium::page ? 4 : 1;  // a page looks closer
-  layout.columns = highest_of_stretches(timeline.events, static_cast<std::size_t>(detail * layout.frame.width()));
-  layout.x = make_event_ticks(count, layout.frame.width());
-  return layout;
-}
-
 // What stands at an event time moves with the axis.
 void begin_group_at(Svg& svg, double time) { svg.begin_group("data-time=\"" + coordinate(time) + "\""); }
 
-// The outline of the lowest `depth` categories together. Each layer is drawn down to the axis with the next one on top
-// of it, so that no light shows between neighbours.
-SvgPath outline(const TimelineLayout& layout, const Timeline& timeline, std::size_t depth) {
-  const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
+// The outline of some categories together, over `columns`, each an event. Each layer is drawn down to the axis with the
+// next one on top of it, so that no light shows between neighbours.
+SvgPath outline(const Chart& chart, const Timeline& timeline, const std::vector<std::size_t>& columns,
+                std::span<const Category> categories) {
+  const AxisMap to_y = chart.to_y();
   SvgPath path;
-  path.move(0, layout.frame.bottom);
+  path.move(0, chart.frame.bottom);
   std::int64_t previous = -1;
-  const std::size_t events = timeline.events.size(), columns = layout.columns.size();
-  for (std::size_t i = 0; i < layout.columns.size(); ++i) {
+  const std::size_t events = timeline.events.size();
+  for (std::size_t i = 0; i < columns.size(); ++i) {
     std::int64_t sum = 0;
-    for (std::size_t k = 0; k < depth; ++k) {
-      sum += timeline.events[layout.columns[i]].bytes[static_cast<std::size_t>(layout.categories[k])];
+    for (const Category category : categories) {
+      sum += timeline.events[columns[i]].bytes[static_cast<std::size_t>(category)];
     }
     if (sum == previous) continue;
-    path.horizontal(static_cast<double>(i * events / columns)).vertical(to_y(static_cast<double>(sum)));
+    path.horizontal(static_cast<double>(i * events / columns.size())).vertical(to_y(static_cast<double>(sum)));
     previous = sum;
   }
-  path.horizontal(static_cast<double>(events)).vertical(layout.frame.bottom).close();
+  path.horizontal(static_cast<double>(events)).vertical(chart.frame.bottom).close();
   return path;
 }
 
-void draw_peak(Svg& svg, const TimelineLayout& layout, const Timeline& timeline) {
-  const Event& peak = timeline.events[layout.peak];
+void draw_peak(Chart& chart, const Timeline& timeline) {
+  Svg& svg = chart.svg;
+  const Frame& frame = chart.frame;
+  const std::size_t event = peak_event(timeline);
+  const Event& peak = timeline.events[event];
   const std::int64_t bytes = total(peak.bytes);
-  const double time = static_cast<double>(layout.peak) + 0.5;
-  const double x = AxisMap(layout.x, layout.frame.left, layout.frame.right)(time);
-  const double y = AxisMap(layout.y, layout.frame.bottom, layout.frame.top)(static_cast<double>(bytes));
+  const double time = static_cast<double>(event) + 0.5;
+  const double x = chart.to_x()(time);
+  const double y = chart.to_y()(static_cast<double>(bytes));
+  const bool is_label_right = 2 * event + 1 < timeline.events.size();
   begin_group_at(svg, time);
-  svg.line(x, y, x, layout.frame.top + 3, {.stroke = paints::ink});
+  svg.line(x, y, x, frame.top + 3, {.stroke = paints::ink});
   svg.circle(x, y, 4, {.fill = paints::ink, .stroke = paints::surface, .stroke_width = 1.5});
-  std::string where = "event " + format_grouped(layout.peak);
+  std::string where = "event " + format_grouped(event);
   if (!peak.path.empty()) where += " \xC2\xB7 " + peak.path;
-  const double room = (layout.is_label_right ? layout.frame.right - x : x - layout.frame.left) - 12;
-  const double label_x = x + (layout.is_label_right ? 9 : -9);
-  const std::string_view anchor = layout.is_label_right ? "start" : "end";
+  const double room = (is_label_right ? frame.right - x : x - frame.left) - 12;
+  const double label_x = x + (is_label_right ? 9 : -9);
+  const std::string_view anchor = is_label_right ? "start" : "end";
   const std::string what = "peak " + format_bytes(bytes), at = fit_text(where, small_text, room);
   // No line of the grid runs through the words.
   const double width = std::max(text_width(what, 13.5, true), text_width(at, small_text)) + 8;
-  svg.rectangle(layout.is_label_right ? label_x - 4 : label_x + 4 - width, layout.frame.top + 1, width, 37,
+  svg.rectangle(is_label_right ? label_x - 4 : label_x + 4 - width, frame.top + 1, width, 37,
                 {.fill = paints::surface});
-  svg.text(label_x, layout.frame.top + 14, what, {.size = 13.5, .anchor = anchor, .is_bold = true, .has_halo = true});
-  svg.text(label_x, layout.frame.top + 33, at, {.size = small_text, .anchor = anchor, .has_halo = true});
+  svg.text(label_x, frame.top + 14, what, {.size = 13.5, .anchor = anchor, .is_bold = true, .has_halo = true});
+  svg.text(label_x, frame.top + 33, at, {.size = small_text, .anchor = anchor, .has_halo = true});
   svg.end();
 }
 
-std::string draw(const Timeline& timeline, const TimelineLayout& layout, Medium medium) {
-  Svg svg(medium, figure_width, layout.height, timeline.title, timeline.caption);
-  draw_title(svg, timeline.title);
-  draw_y_axis(svg, layout.frame, layout.y, "live bytes");
-  svg.begin_window(layout.frame.left, layout.frame.top, layout.frame.right, layout.frame.bottom, layout.x.high);
-  for (std::size_t depth = layout.categories.size(); depth > 0; --depth) {
-    svg.path(outline(layout, timeline, depth), {.fill = paint_of(layout.categories[depth - 1])});
-  }
-  svg.end();
-  draw_levels(svg, layout.frame, layout.y, layout.levels);
-  draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
-  draw_peak(svg, layout, timeline);
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, layout.legend);
-  return svg.finish();
-}
-
-// {"kind":"timeline","frame","high": bytes at the frame's top,"count": events of the step,"step",
-//  "before": begins_before,"categories":[[label, paint],...], outermost first,
-//  "paths":[...], and one entry per event told of: "event":[...],"path":[index into paths,...],
-//  "bytes":[[per category],...]} with "event" and "bytes" as differences to the entry before, which are mostly short.
-std::string hover(const Timeline& timeline, const TimelineLayout& layout) {
+// An entry per event, of many for the highest of each stretch.
+std::string hover(const Chart& chart, const Timeline& timeline, const std::vector<Category>& categories) {
   const std::vector<std::size_t> told = highest_of_stretches(timeline.events, hover_events_max);
-  nlohmann::ordered_json data;
-  data["kind"] = "timeline";
-  data["frame"] = layout.frame.corners();
-  data["high"] = layout.y.high;
-  data["count"] = timeline.events.size();
-  data["step"] = timeline.step;
-  data["before"] = timeline.begins_before;
-  data["categories"] = nlohmann::ordered_json::array();
-  data["bytes"] = nlohmann::ordered_json::array();
-  for (auto category = layout.categories.rbegin(); category != layout.categories.rend(); ++category) {
-    data["categories"].push_back({label_of(*category), paint_of(*category).name});
-    nlohmann::ordered_json differences = nlohmann::ordered_json::array();
-    std::int64_t previous = 0;
+  const auto count = static_cast<double>(timeline.events.size());
+  Hover hover("timeline", chart.frame, count, chart.y.high);
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    hover.add({static_cast<double>(told[i]), i + 1 < told.size() ? static_cast<double>(told[i + 1]) : count, 0,
+               chart.y.high, "", timeline.events[told[i]].path});
+  }
+  for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
+    Hover::Column bytes;
     for (const std::size_t event : told) {
-      const std::int64_t bytes = timeline.events[event].bytes[static_cast<std::size_t>(*category)];
-      differences.push_back(bytes - previous);
-      previous = bytes;
+      bytes.push_back(timeline.events[event].bytes[static_cast<std::size_t>(*category)]);
     }
-    data["bytes"].push_back(std::move(differences));
+    hover.add_row(label_of(*category), {hover.text(paint_of(*category).name)}, bytes);
   }
-  nlohmann::ordered_json events = nlohmann::ordered_json::array(), path = nlohmann::ordered_json::array();
-  Texts paths;
-  std::size_t previous = 0;
-  for (const std::size_t event : told) {
-    events.push_back(event - previous);
-    previous = event;
-    path.push_back(paths.index(timeline.events[event].path));
-  }
-  data["event"] = std::move(events);
-  data["paths"] = paths.list();
-  data["path"] = std::move(path);
-  return data.dump();
+  hover["step"] = timeline.step;
+  hover["is_sum"] = true;
+  hover["event"] = {{"first", timeline.begins_before ? "before the step" : ""},
+                    {"after", timeline.begins_before ? " of " + format_grouped(timeline.events.size() - 1) : ""}};
+  return hover.json();
 }
 
 }  // namespace
@@ -547,15 +434,45 @@ std::size_t peak_event(const Timeline& timeline) noexcept {
   return peak;
 }
 
-std::string svg_stacked_area(const Timeline& timeline) {
+Figure draw(const Timeline& timeline, Medium medium) {
   check(timeline);
-  return draw(timeline, make_layout(timeline, Medium::file), Medium::file);
-}
-
-Figure page_figure(const Timeline& timeline) {
-  check(timeline);
-  const TimelineLayout layout = make_layout(timeline, Medium::page);
-  return {draw(timeline, layout, Medium::page), hover(timeline, layout)};
+  const CategoryBytes& at_peak = timeline.events[peak_event(timeline)].bytes;
+  const std::vector<Level> levels = make_levels(timeline.budget_bytes, timeline.bounds);
+  const std::vector<Category> categories = categories_with([&](std::size_t category) {  // in stacking order
+    const auto has_bytes = [&](const Event& event) { return event.bytes[category] > 0; };
+    return std::any_of(timeline.events.begin(), timeline.events.end(), has_bytes);
+  });
+  std::vector<LegendEntry> legend = category_legend(categories);
+  for (std::size_t i = 0; i < legend.size(); ++i) {
+    const Category category = categories[legend.size() - 1 - i];
+    legend[i].detail = format_bytes(at_peak[static_cast<std::size_t>(category)]) + " at the peak";
+  }
+  const double high = reach(static_cast<double>(std::max(timeline.scale_bytes, total(at_peak))), levels);
+  add_levels(legend, levels, high);
+  const AxisTicks ticks = make_ticks(0, high * 1.02, {.title = "", .unit = Unit::bytes}, 6);
+  Chart chart({.medium = medium,
+               .title = timeline.title,
+               .description = timeline.caption,
+               .legend = legend,
+               .labels = std::max(28.0, 10 + label_width(ticks)),
+               .height = timeline.step.empty() ? 330.0 : 420.0});
+  chart.y = ticks;
+  // Above all that is drawn there is room for the peak's label.
+  chart.y.high = std::max(ticks.ticks.back().value, high / (1 - 50 / chart.frame.height()));
+  chart.x = make_event_ticks(timeline.events.size(), chart.frame.width());
+  const double detail = medium == Medium::page ? 4 : 1;  // a page looks closer
+  const auto columns = highest_of_stretches(timeline.events, static_cast<std::size_t>(detail * chart.frame.width()));
+  chart.draw_y("live bytes");
+  chart.svg.begin_window(chart.frame, chart.x.high);
+  for (std::size_t depth = categories.size(); depth > 0; --depth) {
+    chart.svg.path(outline(chart, timeline, columns, std::span(categories).first(depth)),
+                   {.fill = paint_of(categories[depth - 1])});
+  }
+  chart.svg.end();
+  draw_levels(chart.svg, chart.frame, chart.y, levels);
+  chart.draw_x("allocation events", false);
+  draw_peak(chart, timeline);
+  return {"timeline", chart.finish(), medium == Medium::page ? hover(chart, timeline, categories) : ""};
 }
 
 }  // namespace thimble::report

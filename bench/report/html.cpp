@@ -326,12 +326,6 @@ std::string overview(const Report& report) {
 
 // ---- An experiment ----
 
-template <class Picture>
-std::string figure(const std::string& kind, const Picture& picture) {
-  const Figure drawn = page_figure(picture);
-  return figure_card(kind, escape_markup(picture.title), drawn.svg, drawn.hover_json, escape_markup(picture.caption));
-}
-
 std::string findings(const Experiment& experiment) {
   const Tally counts = tally(experiment);
   std::string status;
@@ -355,9 +349,9 @@ std::string section(const Experiment& experiment) {
   std::string html = "<section id=\"" + experiment.name + "\"><h2>" + escape_markup(experiment.title) + "</h2>\n";
   if (!experiment.question.empty()) html += "<p class=\"lead\">" + escape_markup(experiment.question) + "</p>\n";
   html += findings(experiment);
-  for (const Plot& plot : experiment.plots) html += figure("plot", plot);
-  for (const Bars& bars : experiment.bars) html += figure("bars", bars);
-  for (const Timeline& timeline : experiment.timelines) html += figure("timeline", timeline);
+  for (const Plot& plot : experiment.plots) html += figure_card(plot);
+  for (const Bars& bars : experiment.bars) html += figure_card(bars);
+  for (const Timeline& timeline : experiment.timelines) html += figure_card(timeline);
   if (!experiment.rows.empty()) html += "<div class=\"card\">" + html_table(experiment) + "</div>\n";
   return html + "</section>\n";
 }

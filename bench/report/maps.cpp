@@ -40,7 +40,7 @@ void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks&
     const double begin = block.pieces.front().first;
     if (block.end - begin > 3 * pixel && bottom - top > 3) add(edges, begin, block.end);
   }
-  svg.begin_window(frame.left, frame.top, frame.right, frame.bottom, x.high);
+  svg.begin_window(frame, x.high);
   for (const Boxes& one : boxes) svg.path(one.path, {.fill = one.paint});
   svg.path(edges, {.stroke = paints::surface, .stroke_width = 0.7, .keeps_width = true});
   svg.end();

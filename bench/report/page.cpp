@@ -15,13 +15,13 @@ std::string begin_page(const std::string& title, const std::string& body_class) 
 
 std::string end_page() { return std::string("<script>\n").append(web_script()).append("</script>\n</body></html>\n"); }
 
-std::string figure_card(const std::string& kind, const std::string& title, const std::string& content,
-                        const std::string& hover_json, const std::string& caption, const std::string& attributes) {
-  std::string data = hover_json;
+std::string figure_card(const Figure& figure, const std::string& title, const std::string& caption,
+                        const std::string& attributes) {
+  std::string data = figure.hover_json;
   // "<" in a JSON string could end the script element; its escape means the same to a JSON reader.
   for (std::size_t at = 0; (at = data.find('<', at)) != std::string::npos;) data.replace(at, 1, "\\u003c");
-  return "<figure class=\"card\" data-kind=\"" + kind + "\"" + attributes + "><h3>" + title + "</h3>" + content +
-         (caption.empty() ? "" : "<figcaption>" + caption + "</figcaption>") +
+  return "<figure class=\"card\" data-kind=\"" + figure.kind + "\"" + attributes + "><h3>" + title + "</h3>" +
+         figure.svg + (caption.empty() ? "" : "<figcaption>" + caption + "</figcaption>") +
          "<div class=\"tip\" hidden></div><script type=\"application/json\">" + data + "</script></figure>\n";
 }
 

@@ -7,6 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/text.h>
+
 namespace thimble::report {
 
 /// All of web/*.css, and of web/*.js, in the order of their names.
@@ -19,10 +22,14 @@ std::string begin_page(const std::string& title, const std::string& body_class =
 /// The script, and the end of the document.
 std::string end_page();
 
-/// A card with pictures and what the script shows of them. `title`, `content`, which holds the pictures, and `caption`
-/// are markup, `attributes` those of the figure.
-std::string figure_card(const std::string& kind, const std::string& title, const std::string& content,
-                        const std::string& hover_json, const std::string& caption, const std::string& attributes = "");
+/// A card with a picture and the JSON of its Hover. `title` and `caption` are markup, `attributes` those of the figure.
+std::string figure_card(const Figure& figure, const std::string& title, const std::string& caption,
+                        const std::string& attributes = "");
+/// The same of a plot, bars or a timeline, which have a title and a caption as text.
+template <class Picture>
+std::string figure_card(const Picture& picture) {
+  return figure_card(page_figure(picture), escape_markup(picture.title), escape_markup(picture.caption));
+}
 
 /// A card of a <dl class="stats">: all markup; `is_words`: the value is no number.
 std::string stat_card(const std::string& name, const std::string& value, const std::string& detail,

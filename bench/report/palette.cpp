@@ -43,6 +43,13 @@ std::string_view label_of(Category category) noexcept {
   return category_styles[static_cast<std::size_t>(category)].label;
 }
 
+std::string_view label_of(const Paint& paint) noexcept {
+  for (const CategoryStyle& style : category_styles) {
+    if (style.paint.name == paint.name) return style.label;
+  }
+  return {};
+}
+
 std::string palette_css() {
   std::string css = ":root{color-scheme:light dark;" + declarations(&Paint::light) + "}\n";
   css += "@media screen and (prefers-color-scheme:dark){:root{" + declarations(&Paint::dark) + "}}\n";

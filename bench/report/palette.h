@@ -51,6 +51,8 @@ const Paint& paint_of(Category category) noexcept;
 
 /// The name people read in a legend: "parameters", "gradients", "optimizer state", "activations", ...
 std::string_view label_of(Category category) noexcept;
+/// That of the category which has this colour; empty for other colours.
+std::string_view label_of(const Paint& paint) noexcept;
 
 /// The order in which categories are stacked, from the axis outwards: what lives longest comes first.
 inline constexpr std::array<Category, category_count> stacking_order = {

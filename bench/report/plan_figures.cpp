@@ -10,10 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <thimble/autograd/node.h>
 #include <thimble/bench/report/drawing.h>
+#include <thimble/bench/report/hover.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/units.h>
@@ -25,8 +24,6 @@ namespace thimble::report {
 namespace {
 
 using bench::StepTrace;
-using nlohmann::ordered_json;
-
 std::size_t event_time(const StepTrace& step, std::size_t index) {
   return index < step.before ? 0 : index + 1 - step.before;
 }
@@ -67,97 +64,42 @@ double scale_of(const bench::PlanView& view, std::size_t highest) {
   return reach(static_cast<double>(highest), make_levels(budget_of(view), {{"textbook", textbook}}));
 }
 
-// The pictures stand below one another, at one scale for all steps of the view.
-struct MapLayout {
-  Frame frame;
-  AxisTicks x, y;
-  std::vector<Category> categories;  // of all blocks, in stacking order
-};
-
 std::vector<Level> levels_of(const bench::PlanView& view, const StepTrace& step, const bench::StepLayout& layout) {
   return make_levels(budget_of(view), bounds_of(view, step, "height of the blocks", layout.height_bytes));
 }
 
-std::vector<LegendEntry> legend_of(const std::vector<Category>& categories, const std::vector<Level>& levels,
-                                   double high) {
-  std::vector<LegendEntry> legend = category_legend(categories);
-  add_levels(legend, levels, high);
-  return legend;
-}
-
-MapLayout make_layout(const bench::PlanView& view, const StepTrace& step) {
-  MapLayout layout;
-  std::set<Category> shown;
-  std::size_t highest = 0;
-  for (const StepTrace& one : view.steps) {
-    highest = std::max({highest, one.dynamic.height_bytes, one.placed.height_bytes});
-    for (const memory::Trace::Event& event : one.events) shown.insert(event.category);
-  }
-  layout.categories = categories_with([&](std::size_t i) { return shown.count(static_cast<Category>(i)) != 0; });
-  const std::vector<Level> levels = levels_of(view, step, step.dynamic);
-  const double high = scale_of(view, highest);
-  const std::vector<LegendEntry> legend = legend_of(layout.categories, levels, high);
-  layout.y = make_ticks(0, high, {.title = "", .unit = Unit::bytes}, 6);
-  layout.frame = {.left = left_margin(Medium::page) + 10 + label_width(layout.y),
-                  .top = 34,
-                  .right = figure_width - 24 - legend_width(legend) - 28,
-                  .bottom = 34 + std::max(302.0, legend_height(legend))};
-  layout.x = make_event_ticks(step.events.size() - step.before + 1, layout.frame.width());
-  return layout;
-}
-
-std::string draw(const MapLayout& layout, const AddressMap& map, const std::vector<Category>& named) {
-  Svg svg(Medium::page, figure_width, layout.frame.bottom + 56, map.name, "addresses of blocks over a step's events");
-  draw_y_axis(svg, layout.frame, layout.y, "addresses, from the arena's base");
-  draw_map(svg, layout.frame, layout.x, layout.y, map);
-  draw_x_axis(svg, layout.frame, layout.x, "allocation events", false);
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, legend_of(named, map.levels, layout.y.high));
-  return svg.finish();
-}
-
-// {"kind":"map","frame","high": bytes at the frame's top,"count": event times, 0 to that,"step",
-//  "categories":[[label, paint],...] by number,"paths":[...],"blocks":{"lower","upper","bytes","category","path"},
-//  "relabels":[[block, event time, category],...],"offsets":[[of each block] per picture]}
-std::string hover(const StepTrace& step, const MapLayout& layout) {
+// An entry per block, or per category that it had, in the place of each map.
+std::string hover(const StepTrace& step, const Chart& chart, const std::array<AddressMap, 2>& maps) {
   const std::vector<memory::Trace::Lifetime> blocks = lifetimes(step.events);
   const std::vector<std::uint64_t> ids = mapped(step, blocks);
-  std::map<std::uint64_t, std::size_t> index;
-  for (std::size_t i = 0; i < ids.size(); ++i) index.emplace(ids[i], i);
-  std::vector<std::size_t> lower, upper, bytes, category, path, on_demand, offline;
-  Texts paths;
-  for (const std::uint64_t id : ids) {
-    const memory::Trace::Lifetime& block = blocks[id];
-    const memory::Trace::Event& event = step.events[block.lower];
-    lower.push_back(event_time(step, block.lower));
-    upper.push_back(event_time(step, block.upper));
-    bytes.push_back(block.bytes);
-    category.push_back(static_cast<std::size_t>(event.category));
-    path.push_back(paths.index(path_name(event.path)));
-    on_demand.push_back(step.dynamic.offsets[id]);
-    offline.push_back(step.placed.offsets[id]);
+  const std::string last = format_grouped(step.events.size() - step.before);
+  Hover hover("map", chart.frame, chart.x.high, chart.y.high);
+  Hover::Column paints, bytes, lives, other_lows;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const MapBlock& block = maps[0].blocks[i];
+    const memory::Trace::Lifetime& life = blocks[ids[i]];
+    const std::size_t begin = event_time(step, life.lower);
+    const bool is_left = life.upper == step.events.size();
+    const std::string lives_text =
+        begin == 0 && is_left ? "the whole step"
+                              : (begin == 0 ? "from before the step" : "event " + format_grouped(begin)) + " to " +
+                                    (is_left ? "after it" : format_grouped(event_time(step, life.upper)));
+    for (std::size_t k = 0; k < block.pieces.size(); ++k) {
+      const auto& [from, paint] = block.pieces[k];
+      hover.add({from, k + 1 < block.pieces.size() ? block.pieces[k + 1].first : block.end, block.offset, block.size,
+                 label_of(paint), path_name(step.events[life.lower].path)});
+      paints.push_back(hover.text(paint.name));
+      bytes.push_back(static_cast<std::int64_t>(life.bytes));
+      lives.push_back(hover.text(lives_text));
+      other_lows.push_back(static_cast<std::int64_t>(maps[1].blocks[i].offset));
+    }
   }
-  ordered_json relabels = ordered_json::array(), categories = ordered_json::array();
-  for (std::size_t i = step.before; i < step.events.size(); ++i) {
-    const memory::Trace::Event& event = step.events[i];
-    const auto found = index.find(event.block);
-    if (event.action != memory::Trace::Action::relabel || found == index.end()) continue;
-    relabels.push_back({found->second, event_time(step, i), static_cast<std::size_t>(event.category)});
-  }
-  for (std::size_t i = 0; i < category_count; ++i) {
-    categories.push_back({label_of(static_cast<Category>(i)), paint_of(static_cast<Category>(i)).name});
-  }
-  ordered_json data;
-  data["kind"] = "map";
-  data["frame"] = layout.frame.corners();
-  data["high"] = layout.y.high;
-  data["count"] = layout.x.high;
-  data["step"] = step.name;
-  data["categories"] = std::move(categories);
-  data["paths"] = paths.list();
-  data["blocks"] = {{"lower", lower}, {"upper", upper}, {"bytes", bytes}, {"category", category}, {"path", path}};
-  data["relabels"] = std::move(relabels);
-  data["offsets"] = {on_demand, offline};
-  return data.dump();
+  hover["step"] = step.name;
+  hover["other_low"] = Hover::differences(other_lows);
+  hover.add_row("size", paints, bytes);
+  hover.add_row("offset", {hover.text("")}, {});
+  hover.add_row("lives", {hover.text("")}, lives, true);
+  return hover.json();
 }
 
 }  // namespace
@@ -207,21 +149,47 @@ AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& la
 }
 
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
-  const MapLayout layout = make_layout(view, step);
-  // The second picture has the colours of the first.
-  const auto picture = [&](const bench::StepLayout& placed, const std::string& title, const std::string& remark,
-                           const std::vector<Category>& named) {
-    AddressMap map = step_blocks(step, placed, title);
-    map.levels = levels_of(view, step, placed);
-    return "<h4>" + title + remark + "</h4>" + draw(layout, map, named);
-  };
+  std::set<Category> shown;
+  std::size_t highest = 0;
+  for (const StepTrace& one : view.steps) {
+    highest = std::max({highest, one.dynamic.height_bytes, one.placed.height_bytes});
+    for (const memory::Trace::Event& event : one.events) shown.insert(event.category);
+  }
+  const auto categories = categories_with([&](std::size_t i) { return shown.count(static_cast<Category>(i)) != 0; });
+  const double high = scale_of(view, highest);  // one scale for all steps of the view
+  const AxisTicks ticks = make_ticks(0, high, {.title = "", .unit = Unit::bytes}, 6);
+  std::array<AddressMap, 2> maps = {step_blocks(step, step.dynamic, "placed on demand by the dynamic arena"),
+                                    step_blocks(step, step.placed, "placed offline, with all lifetimes known")};
+  maps[0].levels = levels_of(view, step, step.dynamic);
+  maps[1].levels = levels_of(view, step, step.placed);
   const bool is_above = view.report.budget_bytes > 0 && step.dynamic.committed_bytes > view.report.budget_bytes &&
                         step.placed.committed_bytes <= view.report.budget_bytes;
-  return {picture(step.dynamic, "placed on demand by the dynamic arena",
-                  is_above ? ": above the budget, for comparison; the run trains with the placement below" : "",
-                  layout.categories) +
-              picture(step.placed, "placed offline, with all lifetimes known", "", {}),
-          hover(step, layout)};
+  const char* const remarks[] = {
+      is_above ? ": above the budget, for comparison; the run trains with the placement below" : "", ""};
+  std::vector<LegendEntry> legend = category_legend(categories);
+  add_levels(legend, maps[0].levels, ticks.high);
+  Figure figure{"map", "", ""};
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    Chart chart({.medium = Medium::page,
+                 .title = maps[i].name,
+                 .description = "addresses of blocks over a step's events",
+                 .legend = legend,
+                 .labels = 10 + label_width(ticks),
+                 .height = 302});
+    chart.y = ticks;
+    chart.x = make_event_ticks(step.events.size() - step.before + 1, chart.frame.width());
+    chart.draw_y("addresses, from the arena's base");
+    draw_map(chart.svg, chart.frame, chart.x, chart.y, maps[i]);
+    chart.draw_x("allocation events", false);
+    if (i == 0) {
+      figure.hover_json = hover(step, chart, maps);
+    } else {  // it has the colours of the first
+      chart.form.legend.clear();
+      add_levels(chart.form.legend, maps[i].levels, ticks.high);
+    }
+    figure.svg += "<h4>" + maps[i].name + remarks[i] + "</h4>" + chart.finish();
+  }
+  return figure;
 }
 
 LeftOut left_out_of_map(const bench::StepTrace& step) {
@@ -305,8 +273,6 @@ Nodes nodes_of(const models::PlanReport& report) {
   return nodes;
 }
 
-// ---- The picture ----
-
 struct FateStyle {
   std::string_view label;
   Look look;
@@ -322,116 +288,33 @@ constexpr std::array<FateStyle, 5> fate_styles = {
 
 constexpr double strip_top = 12, strip_height = 10, row_height = 13;  // below the frame: fates, then a row per depth
 
-struct ScheduleLayout {
-  Frame frame;
-  double bottom = 0;  // of the last row below the frame
-  AxisTicks y;
-  std::vector<LegendEntry> legend;
-  double column = 0;  // px per node
-};
-
-ScheduleLayout make_layout(const models::PlanReport& report, const Nodes& nodes) {
-  ScheduleLayout layout;
-  std::size_t most = 1;
-  int depths = 0;
-  for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
-  for (const nn::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
-  for (const FateStyle& style : fate_styles) {
-    layout.legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
-  }
-  layout.y = make_ticks(0, static_cast<double>(most), {.title = "", .unit = Unit::bytes}, 5);
-  layout.frame = {.left = 10 + std::max(label_width(layout.y), text_width("segments", small_text)),
-                  .top = 34,
-                  .right = figure_width - 24 - legend_width(layout.legend) - 28,
-                  .bottom = 250};
-  layout.bottom = layout.frame.bottom + strip_top + strip_height + 4 + row_height * depths;
-  layout.column = layout.frame.width() / static_cast<double>(std::max<std::size_t>(nodes.bytes.size(), 1));
-  return layout;
-}
-
-// From node `first` to `end`, with a gap between neighbours where there is room for one.
-void add_box(SvgPath& path, const ScheduleLayout& layout, std::size_t first, std::size_t end, double top,
-             double bottom) {
-  const double left = layout.frame.left + layout.column * static_cast<double>(first);
-  const double right = layout.frame.left + layout.column * static_cast<double>(end);
-  path.move(left, bottom).vertical(top).horizontal(right - (right - left > 4 ? 1 : 0)).vertical(bottom).close();
-}
-
-std::string draw(const models::PlanReport& report, const Nodes& nodes, const ScheduleLayout& layout) {
-  const std::string count = format_grouped(nodes.bytes.size());
-  Svg svg(Medium::page, figure_width, layout.bottom + 28, "The schedule",
-          "bytes kept and dropped of " + count + " operators");
-  draw_y_axis(svg, layout.frame, layout.y, "made for backward");
-  const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
-  const double strip = layout.frame.bottom + strip_top;
-  std::array<SvgPath, fate_styles.size()> boxes;
-  SvgPath& dropped = boxes[static_cast<std::size_t>(Shown::dropped)];
-  for (std::size_t n = 0; n < nodes.bytes.size(); ++n) {
-    const NodeBytes& node = nodes.bytes[n];
-    SvgPath& own = boxes[static_cast<std::size_t>(node.fate)];
-    const double kept = to_y(static_cast<double>(node.kept)), made = to_y(static_cast<double>(node.made));
-    if (node.made > node.kept && node.fate != Shown::not_needed) add_box(dropped, layout, n, n + 1, made, kept);
-    if (node.kept > 0) add_box(own, layout, n, n + 1, kept, layout.frame.bottom);
-    add_box(own, layout, n, n + 1, strip, strip + strip_height);
-  }
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    Look look = fate_styles[i].look;
-    if (layout.column <= 2 && !look.fill.name.empty()) look.stroke = {};
-    svg.path(boxes[i], look);
-  }
-  SvgPath segments;
-  for (const nn::PlannedSegment& segment : report.segments) {
-    const double top = strip + strip_height + 4 + row_height * segment.depth;
-    add_box(segments, layout, segment.first, segment.end, top, top + 9);
-  }
-  svg.path(segments, {.fill = paints::muted});
-  const TextLook small{.fill = paints::muted, .size = small_text, .anchor = "end"};
-  svg.text(layout.frame.left - 10, strip + 10, "fate", small);
-  if (!report.segments.empty()) svg.text(layout.frame.left - 10, strip + 25, "segments", small);
-  svg.text(layout.frame.right, layout.bottom + 20, "the " + count + " operators in order of execution", small);
-  draw_legend(svg, layout.frame.right + 28, layout.frame.top - 4, layout.legend);
-  return svg.finish();
-}
-
-// {"kind":"schedule","frame","names":[...],"paths":[...],"fates":[[paint, label],...] by number,"segments":[{"first",
-//  "end","depth","kept","dropped","path"},...], and one entry per node of "name","path","made","kept","fate","segment"}
-std::string hover(const models::PlanReport& report, const Nodes& nodes, const ScheduleLayout& layout) {
-  using nlohmann::ordered_json;
-  ordered_json data, fates = ordered_json::array(), segments = ordered_json::array();
-  for (const FateStyle& style : fate_styles) fates.push_back({style.look.fill.name, style.label});
-  for (const nn::PlannedSegment& s : report.segments) {
-    segments.push_back({{"first", s.first},
-                        {"end", s.end},
-                        {"depth", s.depth},
-                        {"kept", s.kept_bytes},
-                        {"dropped", s.dropped},
-                        {"path", s.path}});
-  }
-  Texts names, paths;
-  std::vector<std::size_t> name, path, made, kept, fate;
+// An entry per operator, through all rows.
+std::string hover(const models::PlanReport& report, const Nodes& nodes, Frame frame, double bottom) {
+  frame.bottom = bottom;
+  Hover hover("schedule", frame, static_cast<double>(nodes.bytes.size()), 1);
+  Hover::Column paints, fates, made, kept;
   for (std::size_t n = 0; n < nodes.bytes.size(); ++n) {
     const TapeGraph::Node& node = report.planner->graph().nodes[n];
-    name.push_back(names.index(node.type->name));
-    path.push_back(paths.index(path_name(node.path)));
-    made.push_back(nodes.bytes[n].made);
-    kept.push_back(nodes.bytes[n].kept);
-    fate.push_back(static_cast<std::size_t>(nodes.bytes[n].fate));
+    const NodeBytes& bytes = nodes.bytes[n];
+    const FateStyle& style = fate_styles[static_cast<std::size_t>(bytes.fate)];
+    const std::string heading = std::string(node.type->name) + " \xC2\xB7 operator " + format_grouped(n);
+    hover.add({static_cast<double>(n), static_cast<double>(n + 1), 0, 1, heading, path_name(node.path)});
+    paints.push_back(hover.text(style.look.fill.name));
+    fates.push_back(hover.text(style.label));
+    made.push_back(static_cast<std::int64_t>(bytes.made));
+    kept.push_back(static_cast<std::int64_t>(bytes.kept));
   }
-  Frame frame = layout.frame;
-  frame.bottom = layout.bottom;  // what the pointer marks goes through all rows
-  data["kind"] = "schedule";
-  data["frame"] = frame.corners();
-  data["names"] = names.list();
-  data["paths"] = paths.list();
-  data["fates"] = std::move(fates);
-  data["segments"] = std::move(segments);
-  data["name"] = name;
-  data["path"] = path;
-  data["made"] = made;
-  data["kept"] = kept;
-  data["fate"] = fate;
-  data["segment"] = nodes.segment;
-  return data.dump();
+  const Hover::Column none = {hover.text("")};
+  hover.add_row("fate", paints, fates, true);
+  hover.add_row("makes", none, made);
+  hover.add_row("keeps", none, kept);
+  for (const nn::PlannedSegment& s : report.segments) {
+    hover.add_span(s.first, s.end, paints::muted.name,
+                   "segment of " + std::to_string(s.first) + "\xE2\x80\x93" + std::to_string(s.end - 1),
+                   "keeps " + format_grouped(s.kept_bytes) + " bytes (" + std::to_string(s.dropped) + " of " +
+                       std::to_string(s.end - s.first) + " dropped)");
+  }
+  return hover.json();
 }
 
 Point point_of(const nn::Plan& plan) {
@@ -446,9 +329,64 @@ Point point_of(const nn::Plan& plan) {
 }  // namespace
 
 Figure schedule_figure(const bench::PlanView& view) {
-  const Nodes nodes = nodes_of(view.report);
-  const ScheduleLayout layout = make_layout(view.report, nodes);
-  return {draw(view.report, nodes, layout), hover(view.report, nodes, layout)};
+  const models::PlanReport& report = view.report;
+  const Nodes nodes = nodes_of(report);
+  std::size_t most = 1;
+  int depths = 0;
+  for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
+  for (const nn::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
+  std::vector<LegendEntry> legend;
+  for (const FateStyle& style : fate_styles) {
+    legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
+  }
+  const AxisTicks ticks = make_ticks(0, static_cast<double>(most), {.title = "", .unit = Unit::bytes}, 5);
+  const double rows = strip_top + strip_height + 4 + row_height * depths;
+  const std::string count = format_grouped(nodes.bytes.size());
+  Chart chart({.medium = Medium::page,
+               .title = "The schedule",
+               .description = "bytes kept and dropped of " + count + " operators",
+               .legend = std::move(legend),
+               .labels = 10 + std::max(label_width(ticks), text_width("segments", small_text)),
+               .height = 216,
+               .below = rows + 28});
+  chart.y = ticks;
+  chart.draw_y("made for backward");
+  const Frame& frame = chart.frame;
+  const double column = frame.width() / static_cast<double>(std::max<std::size_t>(nodes.bytes.size(), 1));
+  // From node `first` to `end`, with a gap between neighbours where there is room for one.
+  const auto add_box = [&](SvgPath& path, std::size_t first, std::size_t end, double top, double bottom) {
+    const double left = frame.left + column * static_cast<double>(first);
+    const double right = frame.left + column * static_cast<double>(end);
+    path.move(left, bottom).vertical(top).horizontal(right - (right - left > 4 ? 1 : 0)).vertical(bottom).close();
+  };
+  const AxisMap to_y = chart.to_y();
+  const double strip = frame.bottom + strip_top, bottom = frame.bottom + rows;
+  std::array<SvgPath, fate_styles.size()> boxes;
+  SvgPath& dropped = boxes[static_cast<std::size_t>(Shown::dropped)];
+  for (std::size_t n = 0; n < nodes.bytes.size(); ++n) {
+    const NodeBytes& node = nodes.bytes[n];
+    SvgPath& own = boxes[static_cast<std::size_t>(node.fate)];
+    const double kept = to_y(static_cast<double>(node.kept)), made = to_y(static_cast<double>(node.made));
+    if (node.made > node.kept && node.fate != Shown::not_needed) add_box(dropped, n, n + 1, made, kept);
+    if (node.kept > 0) add_box(own, n, n + 1, kept, frame.bottom);
+    add_box(own, n, n + 1, strip, strip + strip_height);
+  }
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    Look look = fate_styles[i].look;
+    if (column <= 2 && !look.fill.name.empty()) look.stroke = {};
+    chart.svg.path(boxes[i], look);
+  }
+  SvgPath segments;
+  for (const nn::PlannedSegment& segment : report.segments) {
+    const double top = strip + strip_height + 4 + row_height * segment.depth;
+    add_box(segments, segment.first, segment.end, top, top + 9);
+  }
+  chart.svg.path(segments, {.fill = paints::muted});
+  const TextLook small{.fill = paints::muted, .size = small_text, .anchor = "end"};
+  chart.svg.text(frame.left - 10, strip + 10, "fate", small);
+  if (!report.segments.empty()) chart.svg.text(frame.left - 10, strip + 25, "segments", small);
+  chart.svg.text(frame.right, bottom + 20, "the " + count + " operators in order of execution", small);
+  return {"schedule", chart.finish(), hover(report, nodes, frame, bottom)};
 }
 
 Plot plans_plot(const bench::PlanView& view) {

@@ -254,9 +254,9 @@ std::string timeline_figure(const bench::PlanView& view, const bench::StepTrace&
         " By the closed forms, the textbook build of this model, which keeps what the literature counts, holds " +
         format_grouped(*view.theory_bytes) + " bytes when backward begins.";
   }
-  const Figure drawn = page_figure(step_timeline(view, step));
-  return figure_card("timeline", "One steady step, event by event: " + escape_markup(step.name), drawn.svg,
-                     drawn.hover_json, caption + keys + "event by event.");
+  return figure_card(page_figure(step_timeline(view, step)),
+                     "One steady step, event by event: " + escape_markup(step.name),
+                     caption + keys + "event by event.");
 }
 
 // A figure per step, of which a button each shows one: at first the planned one.
@@ -276,8 +276,7 @@ std::string map_figures(const bench::PlanView& view) {
       caption += " " + format_grouped(left.blocks) + " small or short-lived blocks of at most " +
                  in_words(left.largest_bytes) + " are not drawn.";
     }
-    const Figure drawn = step_map(view, step);
-    figures += figure_card("map", "Where blocks lie in the arena: " + name, drawn.svg, drawn.hover_json,
+    figures += figure_card(step_map(view, step), "Where blocks lie in the arena: " + name,
                            caption + keys + "block by block.", " id=\"" + id + "\"" + (is_planned ? "" : " hidden"));
   }
   if (view.steps.size() == 1) return figures;
@@ -286,16 +285,13 @@ std::string map_figures(const bench::PlanView& view) {
 }
 
 std::string plan_figures(const bench::PlanView& view) {
-  const Figure schedule = schedule_figure(view);
-  const Plot plot = plans_plot(view);
-  const Figure plans = page_figure(plot);
-  return figure_card("schedule", "The schedule: what is kept of every operator", schedule.svg, schedule.hover_json,
+  return figure_card(schedule_figure(view), "The schedule: what is kept of every operator",
                      "The " + format_grouped(view.report.planner->graph().nodes.size()) +
                          " recorded operators in order of execution. Bars are the bytes that each makes for backward; "
                          "their solid part is kept. The bars below are the segments that backward runs again, nested "
                          "ones further down: " +
                          format_grouped(view.report.segments.size()) + " in all.") +
-         figure_card("plot", plot.title, plans.svg, plans.hover_json, plot.caption);
+         figure_card(plans_plot(view));
 }
 
 // ---- Exact figures ----

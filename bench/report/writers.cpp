@@ -271,13 +271,13 @@ std::vector<std::string> write_report(const Report& report, const std::string& f
   files.emplace_back("report.html", write_html(report));
   files.emplace_back("results.json", write_json(report));
   for (const Experiment& experiment : report.experiments) {
-    const auto add = [&](const std::string& name, std::string svg) {
-      files.emplace_back(experiment.name + "-" + name + ".svg", std::move(svg));
+    const auto add = [&](const auto& picture) {
+      files.emplace_back(experiment.name + "-" + picture.name + ".svg", svg_file(picture));
     };
     files.emplace_back(experiment.name + ".csv", write_csv(experiment));
-    for (const Plot& plot : experiment.plots) add(plot.name, svg_plot(plot));
-    for (const Bars& bars : experiment.bars) add(bars.name, svg_bars(bars));
-    for (const Timeline& timeline : experiment.timelines) add(timeline.name, svg_stacked_area(timeline));
+    for (const Plot& plot : experiment.plots) add(plot);
+    for (const Bars& bars : experiment.bars) add(bars);
+    for (const Timeline& timeline : experiment.timelines) add(timeline);
   }
   std::error_code error;
   std::filesystem::create_directories(folder, error);

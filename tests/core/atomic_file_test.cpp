@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -50,11 +49,6 @@ struct Folder {
   fs::path path;
 };
 
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 // The FileError that writing `text` to `path` throws: its message, or "" when nothing is thrown.
 std::string failure(const std::string& path, std::string_view text) {
   try {
@@ -91,7 +85,7 @@ TEST_CASE("atomic file: contents arrive whole and replace what was there", "[fil
   for (const std::string& text :
        {std::string("first"), std::string(), std::string(3'000'000, 'x'), std::string("a\0b", 3)}) {
     thimble::write_file_atomically(path, text);
-    CHECK(content(path) == text);
+    CHECK(files_test::read_text_file(path) == text);
     CHECK(folder.names() == std::vector<std::string>{"model.bin"});
   }
 }
@@ -105,9 +99,9 @@ TEST_CASE("atomic file: the target does not change before commit", "[file]") {
     file.write("part of the ");
     file.write("new");
     CHECK(file.size() == 15);
-    CHECK(content(path) == "old");
+    CHECK(files_test::read_text_file(path) == "old");
   }
-  CHECK(content(path) == "old");
+  CHECK(files_test::read_text_file(path) == "old");
   CHECK(folder.names().size() == 1);  // the temporary file is gone
 
   thimble::AtomicFile first(path);
@@ -116,7 +110,7 @@ TEST_CASE("atomic file: the target does not change before commit", "[file]") {
   second.write("second");
   first.commit();
   second.commit();
-  CHECK(content(path) == "second");
+  CHECK(files_test::read_text_file(path) == "second");
   CHECK(folder.names().size() == 1);
   CHECK_THROWS_AS(first.write("more"), thimble::FileError);
   CHECK_THROWS_AS(first.commit(), thimble::FileError);
@@ -132,7 +126,7 @@ TEST_CASE("atomic file: parts can be written where they belong", "[file]") {
   CHECK(file.size() == 10);
   file.write("!");  // appends after the furthest write
   file.commit();
-  CHECK(content(path) == std::string("head\0\0tail!", 11));
+  CHECK(files_test::read_text_file(path) == std::string("head\0\0tail!", 11));
   CHECK_THROWS_AS(file.write(0, std::as_bytes(std::span(head))), thimble::FileError);
 }
 
@@ -160,7 +154,7 @@ TEST_CASE("atomic file: a write that fails leaves the old file and nothing else"
       CHECK(error.path() == path);
     }
   }
-  CHECK(content(path) == "old");
+  CHECK(files_test::read_text_file(path) == "old");
   CHECK(folder.names().size() == 1);
 }
 
@@ -171,7 +165,7 @@ TEST_CASE("atomic file: links are followed and permission bits are kept", "[file
   REQUIRE(::chmod(path.c_str(), 02640) == 0);
   REQUIRE(::symlink("model.bin", (folder / "latest").c_str()) == 0);
   thimble::write_file_atomically(folder / "latest", std::string_view("new"));
-  CHECK(content(path) == "new");
+  CHECK(files_test::read_text_file(path) == "new");
   CHECK(fs::is_symlink(folder / "latest"));
   struct stat status {};
   REQUIRE(::stat(path.c_str(), &status) == 0);
@@ -231,8 +225,8 @@ TEST_CASE("atomic file: temporary files that nobody holds are removed, others st
     second.write("second");
     second.commit();
   }
-  CHECK(content(path) == "second");
-  for (const std::string& name : others) CHECK(content(name) == "left behind");
+  CHECK(files_test::read_text_file(path) == "second");
+  for (const std::string& name : others) CHECK(files_test::read_text_file(name) == "left behind");
   CHECK(folder.names().size() == others.size() + 3);
 }
 
@@ -243,7 +237,7 @@ TEST_CASE("atomic file: a temporary name that is taken is passed over", "[file]"
   std::uint64_t next = 7;
   const thimble::TemporaryFile file = thimble::make_temporary_file(target, [&] { return next++; });
   CHECK(file.path == folder / "x.0000000000000008.tmp");
-  CHECK(content(folder / "x.0000000000000007.tmp") == "taken");
+  CHECK(files_test::read_text_file(folder / "x.0000000000000007.tmp") == "taken");
   // The locked file is not stale; the other one is.
   CHECK(thimble::remove_stale_temporary_files(target) == 1);
   CHECK(folder.names() == std::vector<std::string>{"x.0000000000000008.tmp"});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -111,16 +112,15 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   }
   CHECK_FALSE(contains(page, "https://"));
   CHECK(page == report::write_plan_page(view));
-  const auto grouped = [](std::size_t bytes) { return format_grouped(bytes); };
   for (const std::size_t bytes :
        {view.report.budget_bytes, view.report.plan.peak_bytes, view.report.minimum_bytes,
         view.report.keep_everything_bytes, view.steps[0].live_peak_bytes, view.steps[1].live_peak_bytes,
         view.steps[1].dynamic.committed_bytes, view.steps[1].placed.height_bytes}) {
-    CHECK(contains(page, grouped(bytes)));
+    CHECK(contains(page, format_grouped(bytes)));
   }
   CHECK(contains(page, report::escape_markup(view.report.cost_model)));
   const models::PlanReport& r = view.report;
-  const auto words = [&](std::size_t bytes) { return format_bytes(bytes) + " (" + grouped(bytes) + " bytes)"; };
+  const auto words = [&](std::size_t bytes) { return format_bytes(bytes) + " (" + format_grouped(bytes) + " bytes)"; };
   CHECK(contains(page, "<p class=\"lead\">A training step needs " + words(r.plan.peak_bytes) +
                            " and fits the budget of " + words(r.budget_bytes) + ". It takes " +
                            report::format_percent(r.plan.time_overhead) +
@@ -143,60 +143,70 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
     CHECK(map["step"] == trace.name);
     CHECK(step["count"] == event_count(trace) + 1);
     CHECK(map["count"] == step["count"]);
-    // The differences add up to the state after the last event, and pass through the peak.
-    const std::size_t entries = step["event"].size();
-    REQUIRE(entries == event_count(trace) + 1);
+    // The last entry is the state after the last event, with the peak on the way.
+    const std::vector<std::int64_t> times = markup::column(step, step["from"]);
+    REQUIRE(times.size() == event_count(trace) + 1);
     const std::vector<CategoryBytes> states = timeline(trace.events);
-    std::vector<std::int64_t> sums(step["categories"].size());
-    std::int64_t highest = 0, time = 0, peak_time = 0;
-    for (std::size_t i = 0; i < entries; ++i) {
-      time += step["event"][i].get<std::int64_t>();
-      std::int64_t total = 0;
-      for (std::size_t k = 0; k < sums.size(); ++k) total += sums[k] += step["bytes"][k][i].get<std::int64_t>();
-      if (total > highest) {
-        highest = total;
-        peak_time = time;
+    const std::vector<std::int64_t> totals = markup::sum_of_rows(step);
+    for (const json& row : step["rows"]) {
+      const std::vector<std::int64_t> bytes = markup::column(step, row["values"]);
+      const auto category = std::find_if(report::stacking_order.begin(), report::stacking_order.end(),
+                                         [&](Category one) { return row["name"] == report::label_of(one); });
+      REQUIRE(category != report::stacking_order.end());
+      CHECK(bytes.back() == static_cast<std::int64_t>(states.back()[static_cast<std::size_t>(*category)]));
+    }
+    const auto highest = std::max_element(totals.begin(), totals.end());
+    CHECK(*highest == static_cast<std::int64_t>(trace.live_peak_bytes));
+    CHECK(contains(page, ">peak " + format_bytes(*highest) + "<"));
+    CHECK(contains(page, ">event " + format_grouped(times[static_cast<std::size_t>(highest - totals.begin())])));
+    // An entry per block and category that it had.
+    const std::vector<memory::Trace::Lifetime> blocks = lifetimes(trace.events);
+    const std::vector<std::int64_t> lows = markup::column(map, map["low"]);
+    const std::vector<std::int64_t> others = markup::column(map, map["other_low"]);
+    const std::vector<std::int64_t> sizes = markup::sum_of_rows(map, "size");
+    std::size_t at = 0;
+    for (const memory::Trace::Lifetime& block : blocks) {
+      const std::size_t first = at;
+      for (std::size_t i = std::max(trace.before, block.lower); i < block.upper; ++i) {
+        at += trace.events[i].action == memory::Trace::Action::relabel && trace.events[i].block == block.block ? 1 : 0;
+      }
+      REQUIRE(++at <= lows.size());
+      for (std::size_t i = first; i < at; ++i) {
+        CHECK(lows[i] == static_cast<std::int64_t>(trace.dynamic.offsets[block.block]));
+        CHECK(others[i] == static_cast<std::int64_t>(trace.placed.offsets[block.block]));
+        CHECK(sizes[i] == static_cast<std::int64_t>(block.bytes));
       }
     }
-    CHECK(highest == static_cast<std::int64_t>(trace.live_peak_bytes));
-    CHECK(contains(page, ">peak " + format_bytes(highest) + "<"));
-    CHECK(contains(page, ">event " + format_grouped(peak_time)));
-    for (std::size_t k = 0; k < sums.size(); ++k) {
-      const auto category =
-          std::find_if(report::stacking_order.begin(), report::stacking_order.end(),
-                       [&](Category one) { return step["categories"][k][0] == report::label_of(one); });
-      REQUIRE(category != report::stacking_order.end());
-      CHECK(sums[k] == static_cast<std::int64_t>(states.back()[static_cast<std::size_t>(*category)]));
-    }
-    CHECK(map["blocks"]["bytes"].size() == lifetimes(trace.events).size());
-    REQUIRE(map["offsets"].size() == 2);
-    for (std::size_t i = 0; i < trace.placed.offsets.size(); ++i) {
-      CHECK(map["offsets"][0][i] == trace.dynamic.offsets[i]);
-      CHECK(map["offsets"][1][i] == trace.placed.offsets[i]);
-    }
+    CHECK(at == lows.size());
   }
   REQUIRE(figures_of(page, "schedule").size() == 1);
   const json nodes = figures_of(page, "schedule")[0];
-  CHECK(nodes["name"].size() == view.report.planner->graph().nodes.size());
-  CHECK(nodes["segments"].size() == view.report.segments.size());
+  CHECK(nodes["entries"] == view.report.planner->graph().nodes.size());
+  CHECK(nodes["spans"].size() == view.report.segments.size());
   REQUIRE(figures_of(page, "plot").size() == 1);
-  const json plans = figures_of(page, "plot")[0]["series"];
-  CHECK(plans[0]["points"].size() >= view.plans.size());
-  REQUIRE(plans[1]["points"].size() == 1);
-  const auto exact = [](double value, report::Unit unit) { return report::format_exact(value, unit); };
-  CHECK(plans[1]["points"][0][2] == exact(static_cast<double>(view.report.plan.peak_bytes), report::Unit::bytes));
+  const json plans = figures_of(page, "plot")[0];
+  CHECK(plans["entries"] > view.plans.size());  // and the one that is shown
+  const std::string here = report::format_exact(static_cast<double>(view.report.plan.peak_bytes), report::Unit::bytes);
+  CHECK(std::count(plans["texts"].begin(), plans["texts"].end(), "bytes committed " + here) == 1);
+  CHECK(std::count(plans["texts"].begin(), plans["texts"].end(), "this plan") == 1);
   CHECK(contains(page, ">budget<"));
-  for (std::size_t n = 0; n < nodes["made"].size(); ++n) {
-    const std::size_t made = nodes["made"][n], kept = nodes["kept"][n];
-    CAPTURE(n, made, kept, nodes["fate"][n]);
+  const std::vector<std::int64_t> all_made = markup::sum_of_rows(nodes, "makes"),
+                                  all_kept = markup::sum_of_rows(nodes, "keeps");
+  const std::vector<std::int64_t> fates = markup::sum_of_rows(nodes, "fate");
+  for (std::size_t n = 0; n < all_made.size(); ++n) {
+    const std::int64_t made = all_made[n], kept = all_kept[n];
+    const std::string fate = nodes["texts"][static_cast<std::size_t>(fates[n])];
+    CAPTURE(n, made, kept, fate);
     CHECK(kept <= made);
-    if (nodes["segment"][n] == -1) {
-      CHECK((nodes["fate"][n] == 0 || nodes["fate"][n] == 4));
-      CHECK((nodes["fate"][n] == 0) == (kept > 0));
+    const bool is_in_segment = std::any_of(nodes["spans"].begin(), nodes["spans"].end(),
+                                           [&](const json& span) { return span[0] <= n && n < span[1]; });
+    if (!is_in_segment) {
+      CHECK((fate == "kept" || fate == "backward does not need it"));
+      CHECK((fate == "kept") == (kept > 0));
     } else {
-      CHECK(nodes["fate"][n] != 4);
-      if (nodes["fate"][n] == 0) CHECK(kept == made);
-      if (nodes["fate"][n] == 3) CHECK(kept == 0);
+      CHECK(fate != "backward does not need it");
+      if (fate == "kept") CHECK(kept == made);
+      if (fate == "dropped, runs again") CHECK(kept == 0);
     }
   }
 }
@@ -262,12 +272,11 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   CHECK(page.size() < 1'500'000);
   CHECK(contains(page, format_grouped(report::mapped_blocks_max) + " small or short-lived"));
   const json shown = figures_of(page, "timeline")[0], map = figures_of(page, "map")[0];
-  CHECK(shown["event"].size() == report::hover_events_max);
+  CHECK(shown["entries"] == report::hover_events_max);
   CHECK(contains(page, ">event " + format_grouped(count + 1) + "<"));
-  std::int64_t sum = 0, highest = 0;
-  for (const json& difference : shown["bytes"][0]) highest = std::max(highest, sum += difference.get<std::int64_t>());
-  CHECK(highest == 1'000'000);
-  const auto& bytes = map["blocks"]["bytes"];
+  const std::vector<std::int64_t> live = markup::sum_of_rows(shown);
+  CHECK(*std::max_element(live.begin(), live.end()) == 1'000'000);
+  const std::vector<std::int64_t> bytes = markup::sum_of_rows(map, "size");
   CHECK(bytes.size() == report::mapped_blocks_max);
   CHECK(std::find(bytes.begin(), bytes.end(), 1'000'000) != bytes.end());
 }
@@ -332,7 +341,7 @@ namespace {
 /// Reads the pickles of write_pickle.
 class Unpickler {
  public:
-  explicit Unpickler(const std::string& bytes) : bytes_(bytes) {}
+  explicit Unpickler(std::string bytes) : bytes_(std::move(bytes)) {}
   json value() {
     const char code = bytes_.at(at_++);
     if (code == '}') return filled(json::object(), 'u');
@@ -367,44 +376,31 @@ class Unpickler {
       number |= std::uint64_t{static_cast<unsigned char>(bytes_.at(at_++))} << 8 * i;
     return static_cast<std::int64_t>(number);
   }
-  const std::string& bytes_;
+  std::string bytes_;
   std::size_t at_ = 2;  // after the version
   std::vector<std::string> texts_;
 };
 
 }  // namespace
 
-TEST_CASE("seeing: the snapshot's blocks and holes fill its segment", "[seeing]") {
-  const std::string pickle = report::write_snapshot(small_view());
-  const json snapshot = Unpickler(pickle).value();
+TEST_CASE("seeing: the snapshot's blocks and holes fill its segment, as the step ends", "[seeing]") {
+  const StepTrace& step = small_view().planned();
+  const json snapshot = Unpickler(report::write_snapshot(small_view())).value();
   const json& segment = snapshot["segments"][0];
-  std::int64_t at = segment["address"], live = 0;
+  std::size_t at = segment["address"], live = 0, live_at_end = 0;
   for (const json& block : segment["blocks"]) {
     CHECK(block["address"] == at);
-    at += block["size"].get<std::int64_t>();
-    if (block["state"] == "active_allocated") live += block["size"].get<std::int64_t>();
+    at += block["size"].get<std::size_t>();
+    if (block["state"] == "active_allocated") live += block["size"].get<std::size_t>();
   }
-  CHECK(at == segment["address"].get<std::int64_t>() + segment["total_size"].get<std::int64_t>());
-  CHECK(live == segment["allocated_size"]);
-  CHECK(snapshot["device_traces"][0].size() > segment["blocks"].size());
-}
-
-TEST_CASE("seeing: the sizes of the snapshot's segment are those of the step's end", "[seeing]") {
-  const StepTrace& step = small_view().planned();
-  const std::string pickle = report::write_snapshot(small_view());
-  const auto size_of = [&](const std::string& key) {  // the number after the key's first occurrence
-    std::size_t at = pickle.find(key) + key.size() + 2, size = 0;
-    const std::size_t bytes = pickle[at] == 'K' ? 1 : pickle[at] == 'J' ? 4 : 8;
-    at += bytes == 8 ? 2 : 1;  // LONG1 begins with its length
-    for (std::size_t i = bytes; i-- > 0;) size = size << 8 | static_cast<unsigned char>(pickle[at + i]);
-    return size;
-  };
-  std::size_t live = 0;
+  CHECK(at == segment["address"].get<std::size_t>() + step.dynamic.committed_bytes);
   const std::vector<CategoryBytes> lives = timeline(step.events);
-  for (const std::size_t bytes : lives.back()) live += bytes;
-  REQUIRE((live > 0 && live < step.dynamic.committed_bytes));
-  CHECK(size_of("total_size") == step.dynamic.committed_bytes);
-  for (const char* const key : {"allocated_size", "active_size", "requested_size"}) CHECK(size_of(key) == live);
+  for (const std::size_t bytes : lives.back()) live_at_end += bytes;
+  REQUIRE((live_at_end > 0 && live_at_end < step.dynamic.committed_bytes));
+  CHECK(live == live_at_end);
+  CHECK(segment["total_size"] == step.dynamic.committed_bytes);
+  for (const char* const key : {"allocated_size", "active_size", "requested_size"}) CHECK(segment[key] == live);
+  CHECK(snapshot["device_traces"][0].size() > segment["blocks"].size());
 }
 
 TEST_CASE("seeing: Python reads the snapshot and finds the peak", "[seeing]") {

@@ -8,8 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -27,6 +25,7 @@
 #include <thimble/models/training/training.h>
 #include <thimble/nn/log/tensorboard.h>
 
+#include "support/files.h"
 #include "support/trained.h"
 
 namespace {
@@ -51,11 +50,6 @@ std::string from_hex(const std::string& hex) {
   std::string bytes;
   for (std::size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   return bytes;
-}
-
-std::string file_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 // ---- A reader that shares no code with the writer: bitwise CRC, cursor over protocol buffers. ----
@@ -239,10 +233,11 @@ TEST_CASE("tensorboard: a file reads back as written", "[tensorboard]") {
   const TempFolder folder;
   const std::string logs = (folder.path / "run" / "1").string();
   EventWriter writer(logs);
-  CHECK(read_events(file_bytes(writer.path())).size() == 1);  // a folder with a fresh file is a valid run
+  CHECK(read_events(files_test::read_text_file(writer.path())).size() ==
+        1);  // a folder with a fresh file is a valid run
   for (const Row& row : rows) writer.scalar(row.tag, row.value, row.step);
   writer.flush();
-  const std::vector<Event> events = read_events(file_bytes(writer.path()));
+  const std::vector<Event> events = read_events(files_test::read_text_file(writer.path()));
   REQUIRE(events.size() == rows.size() + 1);
   CHECK(events[0].version == "brain.Event:2");
   CHECK_FALSE(events[0].value.has_value());
@@ -274,7 +269,8 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
       },
       [&](const thimble::memory::Stack& stack) { ledger = stack.ledger; });
   std::vector<Event> events;
-  for (const auto& file : fs::directory_iterator(o.log)) events = read_events(file_bytes(file.path().string()));
+  for (const auto& file : fs::directory_iterator(o.log))
+    events = read_events(files_test::read_text_file(file.path().string()));
   const auto curve = [&](const std::string& tag) {
     std::vector<std::pair<std::int64_t, float>> points;
     for (const Event& event : events) {
@@ -322,7 +318,7 @@ TEST_CASE("tensorboard: a step's log has the curves that it knows, and no others
     log.end_step(row.curves);
     std::ostringstream tags;
     for (const auto& file : fs::directory_iterator(folder.path)) {
-      for (const Event& event : read_events(file_bytes(file.path().string()))) {
+      for (const Event& event : read_events(files_test::read_text_file(file.path().string()))) {
         if (!event.value || event.tag.starts_with("bytes/")) continue;
         CHECK(event.step == row.curves.step);
         tags << event.tag << "=" << *event.value << " ";
@@ -349,7 +345,7 @@ TEST_CASE("tensorboard: the peak of a step is its own", "[tensorboard]") {
   log.end_step({});
   std::vector<float> peaks;
   for (const auto& file : fs::directory_iterator(folder.path)) {
-    for (const Event& event : read_events(file_bytes(file.path().string()))) {
+    for (const Event& event : read_events(files_test::read_text_file(file.path().string()))) {
       if (event.tag == "bytes/activation") peaks.push_back(event.value.value());
     }
   }
@@ -372,11 +368,11 @@ TEST_CASE("tensorboard: names, buffering and refusals", "[tensorboard]") {
     CHECK_THROWS_AS(first.scalar("", 1, 1), thimble::ValueError);
     CHECK_THROWS_AS(first.scalar(std::string(65'536, 't'), 1, 1), thimble::ValueError);
     for (int step = 0; step < 5'000; ++step) first.scalar("loss", step, step);
-    const auto so_far = read_events(file_bytes(first_path)).size();
+    const auto so_far = read_events(files_test::read_text_file(first_path)).size();
     CHECK(so_far > 1'000);  // a full buffer is written at once
     CHECK(so_far < 5'001);
   }
-  CHECK(read_events(file_bytes(first_path)).size() == 5'001);    // the destructor writes the rest
+  CHECK(read_events(files_test::read_text_file(first_path)).size() == 5'001);  // the destructor writes the rest
   CHECK_THROWS_AS(EventWriter(first_path), thimble::FileError);  // a file stands where the folder should be
 }
 

@@ -212,10 +212,10 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
   const auto add_report = [&](const Report& report) {
     for (const Experiment& experiment : report.experiments) {
       for (const Plot& plot : experiment.plots)
-        pictures.insert(pictures.end(), {svg_plot(plot), page_figure(plot).svg});
-      for (const Bars& bars : experiment.bars) pictures.insert(pictures.end(), {svg_bars(bars), page_figure(bars).svg});
+        pictures.insert(pictures.end(), {svg_file(plot), page_figure(plot).svg});
+      for (const Bars& bars : experiment.bars) pictures.insert(pictures.end(), {svg_file(bars), page_figure(bars).svg});
       for (const Timeline& timeline : experiment.timelines) {
-        pictures.insert(pictures.end(), {svg_stacked_area(timeline), page_figure(timeline).svg});
+        pictures.insert(pictures.end(), {svg_file(timeline), page_figure(timeline).svg});
       }
     }
   };
@@ -223,7 +223,7 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
 
   // Corner cases: nothing to show, one point, long names, hostile names, budgets near and far, peaks at both ends.
   Plot empty{.name = "empty", .title = "", .caption = "", .x = {}, .y = {}, .series = {}};
-  pictures.push_back(svg_plot(empty));
+  pictures.push_back(svg_file(empty));
   Plot names = empty;
   names.title = std::string(300, 'W') + " <b>&amp;\"'";
   names.x.title = "x < y";
@@ -234,30 +234,30 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
          {{static_cast<double>(i), -1.0 * i}},
          ""});
   }
-  pictures.push_back(svg_plot(names));
+  pictures.push_back(svg_file(names));
   for (const std::size_t count : std::vector<std::size_t>{1, 2, 500, 3000}) {
     for (const std::size_t peak : {std::size_t{0}, count / 3, count / 2, count - 1}) {
       for (const double budget : {0.0, gib / 2, gib, 1.01 * gib, 1.2 * gib, 100 * gib}) {
         Timeline timeline =
             spike(count, peak, "a.very.long.path.of.modules.that.goes.on.and.on.and.on.block17.conv3.weight.gradient");
         if (budget > 0) timeline.budget_bytes = static_cast<std::int64_t>(budget);
-        pictures.push_back(svg_stacked_area(timeline));
+        pictures.push_back(svg_file(timeline));
       }
     }
   }
   Bars bars{.name = "bars", .title = "Bars", .caption = "", .bars = {category_bar("zero", {})}};
-  pictures.push_back(svg_bars(bars));
+  pictures.push_back(svg_file(bars));
   for (const double size : {1.0, gib / 3, 1023.99 * gib})
     bars.bars.push_back(category_bar(std::string(200, 'w'), only_activations(size)));
-  pictures.push_back(svg_bars(bars));
+  pictures.push_back(svg_file(bars));
   for (const Unit unit : {Unit::bytes, Unit::plain}) {
     const std::vector<BarPart> parts{
         {"small", 1, paints::ink}, {"none", 0, paints::ink}, {"large", 999'999, paints::axis}};
     Bars exact{.name = "exact", .title = "Exact", .caption = "", .bars = {}, .unit = unit, .is_exact = true};
     exact.bars = stair(parts, {"a note"}, "the sum");
-    pictures.push_back(svg_bars(exact));
+    pictures.push_back(svg_file(exact));
     exact.bars = {{"parts", parts}, {"half", {{"large", 500'000, paints::axis}}}};
-    pictures.push_back(svg_bars(exact));
+    pictures.push_back(svg_file(exact));
   }
 
   for (const std::string& picture : pictures) {
@@ -273,7 +273,7 @@ TEST_CASE("report: pictures are well-formed, inside their frame and without over
 TEST_CASE("report: a file brings its colours, a page gives them", "[report]") {
   const Experiment experiment = report_sample::timeline_experiment();
   const Timeline& timeline = experiment.timelines[0];
-  const std::string file = svg_stacked_area(timeline);
+  const std::string file = svg_file(timeline);
   const std::string on_page = page_figure(timeline).svg;
   for (const Category category : {Category::parameter, Category::activation, Category::workspace}) {
     const Paint& paint = paint_of(category);
@@ -288,7 +288,7 @@ TEST_CASE("report: a file brings its colours, a page gives them", "[report]") {
   CHECK(file.rfind("<?xml", 0) == 0);
   CHECK(on_page.find("<?xml") == std::string::npos);
   CHECK(palette_css().find("--activation:#349077") != std::string::npos);
-  CHECK(file == svg_stacked_area(timeline));  // equal data gives equal bytes
+  CHECK(file == svg_file(timeline));  // equal data gives equal bytes
 }
 
 TEST_CASE("report: the peak is marked and survives fewer columns than events", "[report]") {
@@ -296,7 +296,7 @@ TEST_CASE("report: the peak is marked and survives fewer columns than events", "
     const std::size_t peak = count / 3;
     const Timeline timeline = spike(count, peak, "net.fc");
     CHECK(peak_event(timeline) == peak);
-    const std::string svg = svg_stacked_area(timeline);
+    const std::string svg = svg_file(timeline);
     CHECK(svg.find(">peak 1.00 GiB<") != std::string::npos);
     CHECK(svg.find(">event " + format_fixed(static_cast<double>(peak), 0) + " \xC2\xB7 net.fc<") != std::string::npos);
     // The outline reaches the height of the marker.
@@ -313,36 +313,36 @@ TEST_CASE("report: the pointer is told the exact bytes of every event", "[report
   CHECK(data["kind"] == "timeline");
   CHECK(data["count"] == timeline.events.size());
   REQUIRE(timeline.events.size() > 1'900);
-  REQUIRE(data["event"].size() == timeline.events.size());
-  std::vector<std::int64_t> sums(timeline.events.size());
-  for (const auto& differences : data["bytes"]) {
-    std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += bytes += differences[i].get<std::int64_t>();
-  }
+  REQUIRE(data["entries"] == timeline.events.size());
+  const std::vector<std::int64_t> paths = markup::column(data, data["path"]);
+  const std::vector<std::int64_t> sums = markup::sum_of_rows(data);
   bool is_equal = true;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     is_equal = is_equal && sums[i] == total(timeline.events[i].bytes) &&
-               data["paths"][data["path"][i].get<std::size_t>()] == timeline.events[i].path;
+               data["texts"][static_cast<std::size_t>(paths[i])] == timeline.events[i].path;
   }
   CHECK(is_equal);
 
   const Timeline large = spike(hover_events_max * 3, 12'345, "");
   const auto reduced = nlohmann::json::parse(page_figure(large).hover_json);
-  CHECK(reduced["event"].size() == hover_events_max);
-  std::size_t event = 0;
-  bool has_peak = false;
-  for (const auto& difference : reduced["event"])
-    has_peak = (event += difference.get<std::size_t>()) == 12'345 || has_peak;
-  CHECK(has_peak);
+  const std::vector<std::int64_t> events = markup::column(reduced, reduced["from"]);
+  CHECK(events.size() == hover_events_max);
+  CHECK(std::count(events.begin(), events.end(), 12'345) == 1);
 
   const Experiment resnet = report_sample::resnet_batch();
   const auto plot = nlohmann::json::parse(page_figure(resnet.plots[0]).hover_json);
-  REQUIRE(plot["series"].size() == 6);
-  CHECK(plot["series"][3]["points"][5][2] == "32");
-  CHECK(plot["series"][3]["points"][5][3] == "2,697,723,904 bytes (2.51 GiB)");
+  CHECK(plot["entries"] == 46);
+  const auto is_of_the_point = [&](const nlohmann::json& span) {
+    return span[3] == resnet.plots[0].series[3].name && span[4] == "2,697,723,904 bytes (2.51 GiB)";
+  };
+  const auto found = std::find_if(plot["spans"].begin(), plot["spans"].end(), is_of_the_point);
+  REQUIRE(found != plot["spans"].end());
+  const auto heading = static_cast<std::size_t>(markup::column(plot, plot["heading"])[(*found)[0]]);
+  CHECK(plot["texts"][heading].get<std::string>().ends_with(" 32"));
   const auto bars = nlohmann::json::parse(page_figure(report_sample::gpt_layer().bars[0]).hover_json);
-  CHECK(bars["bars"].size() == 6);
-  CHECK(bars["bars"][0]["parts"].size() == 7);
+  CHECK(bars["entries"] == 6);
+  const auto is_of_the_first = [](const nlohmann::json& span) { return span[0] == 0 && span[1] == 1; };
+  CHECK(std::count_if(bars["spans"].begin(), bars["spans"].end(), is_of_the_first) == 8);  // 7 parts and their sum
 }
 
 TEST_CASE("report: blocks of a map, to half a pixel", "[report]") {
@@ -374,16 +374,16 @@ TEST_CASE("report: pictures refuse what they cannot show", "[report]") {
     plot.y.scale = scale;
     return plot;
   };
-  CHECK_NOTHROW(svg_plot(plot_of({1, 1}, Scale::log2)));
-  CHECK_THROWS_AS(svg_plot(plot_of({1, 0}, Scale::log2)), thimble::ValueError);
-  CHECK_THROWS_AS(svg_plot(plot_of({1, -1}, Scale::log2)), thimble::ValueError);
-  CHECK_THROWS_AS(svg_plot(plot_of({std::nan(""), 1}, Scale::linear)), thimble::ValueError);
-  CHECK_THROWS_AS(svg_plot(plot_of({1, std::numeric_limits<double>::infinity()}, Scale::linear)), thimble::ValueError);
+  CHECK_NOTHROW(svg_file(plot_of({1, 1}, Scale::log2)));
+  CHECK_THROWS_AS(svg_file(plot_of({1, 0}, Scale::log2)), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(plot_of({1, -1}, Scale::log2)), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(plot_of({std::nan(""), 1}, Scale::linear)), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(plot_of({1, std::numeric_limits<double>::infinity()}, Scale::linear)), thimble::ValueError);
   Timeline timeline = spike(10, 3, "");
   timeline = spike(0, 0, "");
-  CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(timeline), thimble::ValueError);
   timeline = spike(3, 0, "");
   timeline.events[1].bytes[0] = -1;
-  CHECK_THROWS_AS(svg_stacked_area(timeline), thimble::ValueError);
-  CHECK_THROWS_AS(svg_bars(Bars{.name = "b", .title = "", .caption = "", .bars = {}}), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(timeline), thimble::ValueError);
+  CHECK_THROWS_AS(svg_file(Bars{.name = "b", .title = "", .caption = "", .bars = {}}), thimble::ValueError);
 }

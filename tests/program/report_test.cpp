@@ -2,9 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <set>
 #include <string>
@@ -20,6 +18,7 @@
 #include <thimble/memory/units.h>
 
 #include "report_sample.h"
+#include "support/files.h"
 #include "support/markup.h"
 
 using namespace thimble::report;
@@ -75,11 +74,6 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-std::string file_content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 }  // namespace
 
 TEST_CASE("report: rows are compared and counted", "[report]") {
@@ -122,13 +116,9 @@ TEST_CASE("report: the terminal table is aligned", "[report]") {
   bare.rows[0].config = {{"n", std::int64_t{-12'345}}};
   bare.rows[0].predicted_bytes = bare.rows[0].measured_bytes = -5;  // the table omits columns without values
   const std::string r = "\xE2\x94\x80", mark = "\xE2\x9C\x93";
-  const auto rule = [&](int width) {
-    std::string line;
-    for (int i = 0; i < width; ++i) line += r;
-    return line;
-  };
-  CHECK(to_table(bare) == "      n  predicted   measured  " + mark + "\n" + rule(7) + "  " + rule(9) + "  " + rule(9) +
-                              "  " + r + "\n-12,345  -5 B (-5)  -5 B (-5)  " + mark + "\n");
+  const std::string three = r + r + r, seven = three + three + r, nine = three + three + three;
+  CHECK(to_table(bare) == "      n  predicted   measured  " + mark + "\n" + seven + "  " + nine + "  " + nine + "  " +
+                              r + "\n-12,345  -5 B (-5)  -5 B (-5)  " + mark + "\n");
 }
 
 TEST_CASE("report: the process stands beside its promise", "[report]") {
@@ -402,8 +392,8 @@ TEST_CASE("report: a folder receives every file", "[report]") {
                                          "gpt-layer.csv", "gpt-layer-sequence.svg", "gpt-layer-step.svg",
                                          "timeline.csv", "timeline-step.svg", "budget.csv", "budget-frontier.svg"});
     CHECK(found == names);
-    CHECK(file_content(folder / "results.json") == write_json(report));
-    CHECK(file_content(folder / "report.html") == write_html(report));
+    CHECK(files_test::read_text_file(folder / "results.json") == write_json(report));
+    CHECK(files_test::read_text_file(folder / "report.html") == write_html(report));
   }
   Report bad = report;
   bad.experiments[3].name = "not a name";

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include <thimble/bench/report/text.h>
 
@@ -112,6 +115,27 @@ inline std::pair<double, double> view_box(const std::string& svg) {
   const std::size_t space = box.rfind(' ');
   const std::size_t before = box.rfind(' ', space - 1);
   return {std::stod(box.substr(before + 1)), std::stod(box.substr(space + 1))};
+}
+
+/// A column of a page's picture (bench/report/hover.h): one number for all entries, or differences.
+inline std::vector<std::int64_t> column(const nlohmann::json& picture, const nlohmann::json& given) {
+  std::vector<std::int64_t> values(picture["entries"].get<std::size_t>(), 0);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] =
+        given.is_array() ? given.at(i).get<std::int64_t>() + (i > 0 ? values[i - 1] : 0) : given.get<std::int64_t>();
+  }
+  return values;
+}
+
+/// Sums over the picture's rows of this name, or over all.
+inline std::vector<std::int64_t> sum_of_rows(const nlohmann::json& picture, const std::string& name = "") {
+  std::vector<std::int64_t> sums(picture["entries"].get<std::size_t>(), 0);
+  for (const nlohmann::json& row : picture["rows"]) {
+    if (!name.empty() && row["name"] != name) continue;
+    const std::vector<std::int64_t> values = column(picture, row["values"]);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+  }
+  return sums;
 }
 
 }  // namespace markup

@@ -1,10 +1,9 @@
 // Brings a page's pictures to life, the buttons that choose among figures, and the current section in the navigation.
 // A page is complete without it.
 
-const kinds = {plot: PlotPicture, bars: BarsPicture, timeline: TimelinePicture, map: MapPicture, schedule: SchedulePicture};
 for (const figure of document.querySelectorAll('figure[data-kind]')) {
   const data = JSON.parse(figure.querySelector('script').textContent);
-  figure.querySelectorAll('.scroll>svg').forEach((svg, index) => new kinds[figure.dataset.kind](figure, svg, data, index));
+  figure.querySelectorAll('.scroll>svg').forEach((svg, index) => new Picture(figure, svg, data, index));
 }
 
 const buttons = [...document.querySelectorAll('.choice button')];

@@ -17,12 +17,6 @@ const split = text => {  // "5,358 bytes (5.23 KiB)" -> its two halves
 };
 const between = (low, value, high) => Math.max(low, Math.min(high, value));
 const running = differences => { let sum = 0; return differences.map(d => sum += d); };
-// The last index whose value is at most `wanted`; 0 where there is none.
-const lastAtMost = (ascending, wanted) => {
-  let low = 0, high = ascending.length - 1;
-  while (low < high) { const middle = (low + high + 1) >> 1; if (ascending[middle] <= wanted) low = middle; else high = middle - 1; }
-  return low;
-};
 
 const element = (name, className, text) => {
   const made = document.createElement(name);
@@ -41,28 +35,38 @@ const shape = (name, attributes, text) => {
 const line = (paint, name, value, other) => {
   const row = element('tr'), swatch = element('td');
   if (paint) { swatch.append(element('span', 'swatch')); swatch.firstChild.style.background = 'var(--' + paint + ')'; }
+  if (name === 'total') row.className = 'sum';
   row.append(swatch, element('td', '', name), element('td', '', value), element('td', '', other || ''));
   return row;
 };
-const lineOfTotal = (value, other) => { const row = line('', 'total', value, other); row.className = 'sum'; return row; };
 
 const shift = (part, x) => { if (x) part.setAttribute('transform', 'translate(' + x + ' 0)'); else part.removeAttribute('transform'); };
 
-// A kind of picture says what is under the pointer, hover(x, y), how many entries the arrow keys go through, `count`,
-// and what it tells of one of them, at(entry). Positions are px of the picture.
+// A picture and the entries that the program wrote for it (hover.h). The pointer and the arrow keys go through them.
+// Boxes are in the picture's units, positions in px of the picture. A picture whose frame is a `.window`, an <svg> in
+// it, looks closer where the pointer is dragged across: the window holds what moves with the axis, units across and px
+// upwards. A group with data-time stands at a unit of the axis, `.x-axis` holds the marks below.
 const pictures = [];
 class Picture {
-  constructor(figure, svg, data) {
-    Object.assign(this, {figure, svg, data, entry: 0, tip: figure.querySelector('.tip'), marks: shape('g')});
+  constructor(figure, svg, data, index) {
+    const column = given => Array.isArray(given) ? running(given) : Array(data.entries).fill(given);
+    Object.assign(this, {figure, svg, data, entry: 0, tip: figure.querySelector('.tip'), marks: shape('g'), begin: 0, end: data.count});
     [this.left, this.top, this.right, this.bottom] = data.frame;
+    for (const name of ['from', 'to', 'size', 'heading', 'path']) this[name] = column(data[name]);
+    this.low = column(index ? data.other_low : data.low);
+    this.rows = data.rows.map(row => ({...row, paint: column(row.paint), values: row.values.length === 0 ? this.low : column(row.values)}));
+    this.window = svg.querySelector('.window');
+    this.axis = svg.querySelector('.x-axis');
+    this.wholeAxis = this.axis ? [...this.axis.childNodes] : [];
     svg.append(this.marks);
     svg.tabIndex = 0;
     svg.addEventListener('pointermove', e => this.move(e));
-    svg.addEventListener('pointerdown', e => { this.from = this.position(e)[0]; this.move(e); });
+    svg.addEventListener('pointerdown', e => { this.pressed = this.position(e)[0]; this.move(e); });
     svg.addEventListener('pointerup', e => this.release(e));
     svg.addEventListener('pointerleave', () => this.leave());
     svg.addEventListener('blur', () => this.leave());
     svg.addEventListener('keydown', e => this.key(e));
+    if (this.window) svg.addEventListener('dblclick', () => this.look(0, data.count));
     pictures.push(this);
   }
   // px of the screen per px of the picture
@@ -71,30 +75,68 @@ class Picture {
     const box = this.svg.getBoundingClientRect();
     return [(e.clientX - box.left) / this.scale, (e.clientY - box.top) / this.scale];
   }
-  leave() { this.from = undefined; this.untell(); }
+  x(unit) { return this.left + (unit - this.begin) / (this.end - this.begin) * (this.right - this.left); }
+  unitOf(x) { return this.begin + between(0, (x - this.left) / (this.right - this.left), 1) * (this.end - this.begin); }
+  y(unit) { return this.bottom - unit / this.data.high * (this.bottom - this.top); }
+  box(i) { return [this.x(this.from[i]), this.y(this.low[i] + this.size[i]), this.x(this.to[i]), this.y(this.low[i])]; }
+  leave() { this.pressed = undefined; this.untell(); }
   untell() { this.tip.hidden = true; this.marks.replaceChildren(); }  // a drag that begins where nothing is goes on
   move(e) {
     const [x, y] = this.position(e);
-    if (this.from === undefined || !this.zoom || Math.abs(x - this.from) <= 6) return this.hover(x, y);
+    if (this.pressed === undefined || !this.window || Math.abs(x - this.pressed) <= 6) return this.hover(x, y);
     this.untell();
-    this.mark('rect', {x: Math.min(x, this.from), y: this.top, width: Math.abs(x - this.from),
+    this.mark('rect', {x: Math.min(x, this.pressed), y: this.top, width: Math.abs(x - this.pressed),
                        height: this.bottom - this.top, class: 'f-accent', opacity: .2});
   }
   release(e) {
-    const [x] = this.position(e), from = this.from;
-    this.from = undefined;
-    if (from !== undefined && this.zoom && Math.abs(x - from) > 6) this.zoom(Math.min(x, from), Math.max(x, from));
+    const [x] = this.position(e), pressed = this.pressed;
+    this.pressed = undefined;
+    if (pressed !== undefined && this.window && Math.abs(x - pressed) > 6) this.zoom(Math.min(x, pressed), Math.max(x, pressed));
+  }
+  // The entry whose box is nearest and near enough; of several the highest one.
+  hover(x, y) {
+    let found = -1, nearest = this.data.reach;
+    if (!this.window || (x >= this.left && x <= this.right)) this.from.forEach((_, i) => {
+      const [left, top, right, bottom] = this.box(i);
+      const distance = Math.hypot(Math.max(left - x, 0, x - right), Math.max(top - y, 0, y - bottom) / 2);
+      if (distance < nearest || found >= 0 && distance === nearest && this.size[i] > this.size[found]) { nearest = distance; found = i; }
+    });
+    if (found < 0) return this.untell();
+    this.at(found, x, y);
   }
   key(e) {
-    const step = {ArrowLeft: -1, ArrowRight: 1}[e.key] * (e.shiftKey ? 25 : 1);
-    const wanted = e.key === 'Home' ? 0 : e.key === 'End' ? this.count - 1 : this.entry + step;
+    const step = {ArrowLeft: -1, ArrowRight: 1}[e.key] * (e.shiftKey ? 25 : 1), last = this.data.entries - 1;
+    const wanted = e.key === 'Home' ? 0 : e.key === 'End' ? last : this.entry + step;
     if (Number.isNaN(wanted)) return;
     e.preventDefault();
-    this.at(between(0, wanted, this.count - 1));
+    this.at(between(0, wanted, last));
   }
   mark(name, attributes) { this.marks.append(shape(name, attributes)); }
-  vertical(x) { this.mark('line', {x1: x, x2: x, y1: this.top, y2: this.bottom, class: 's-ink', opacity: .5}); }
-  // Fills the figure's tip and shows it beside (x, y).
+  // Outlines an entry, a point with a circle, and fills the tip beside (x, y).
+  at(entry, x, y) {
+    const {texts, event, is_sum, spans} = this.data, [left, top, right, bottom] = this.box(this.entry = entry);
+    const [begin, end] = this.window ? [between(this.left, left, this.right), between(this.left, right, this.right)] : [left, right];
+    this.untell();
+    if (left === right) {
+      this.mark('line', {x1: left, x2: left, y1: this.top, y2: this.bottom, class: 's-ink', opacity: .5});
+      this.mark('circle', {cx: left, cy: top, r: 8, fill: 'none', class: 's-ink'});
+    } else if (end > begin) {
+      this.mark('rect', {x: begin, y: top, width: end - begin, height: bottom - top, fill: 'none', class: 's-ink', 'stroke-width': 1.5});
+    }
+    const rows = [];
+    let sum = 0;
+    for (const {name, paint, values, is_text} of this.rows) {
+      const value = values[entry];
+      sum += value;
+      if (value || !is_sum) rows.push(line(texts[paint[entry]], name || texts[this.heading[entry]], ...(is_text ? split(texts[value]) : exact(value))));
+    }
+    for (const [first, end, paint, name, value] of spans) if (first <= entry && entry < end) rows.push(line(paint, name, ...split(value)));
+    if (is_sum) rows.push(line('', 'total', ...exact(sum)));
+    const from = this.from[entry];
+    this.tell(x === undefined ? (begin + end) / 2 : x, y === undefined ? (top + bottom) / 2 : y,
+              !event ? texts[this.heading[entry]] : from === 0 && event.first || 'event ' + grouped(from) + event.after,
+              texts[this.path[entry]], rows);
+  }
   tell(x, y, heading, path, rows) {
     const tip = this.tip, table = element('table');
     table.append(...rows);
@@ -108,24 +150,8 @@ class Picture {
     tip.style.left = Math.max(8, isRoomy ? left + 16 : left - 16 - tip.offsetWidth) + 'px';
     tip.style.top = Math.max(8, Math.min(top - tip.offsetHeight / 2, outer.height - tip.offsetHeight - 8)) + 'px';
   }
-}
-
-// A picture over the events of a step. Its `.window`, an <svg> within the picture, holds what moves with the axis: event
-// times across, px upwards. A group with data-time stands at an event time, `.x-axis` holds the marks below.
-class Timed extends Picture {
-  constructor(figure, svg, data) {
-    super(figure, svg, data);
-    this.window = svg.querySelector('.window');
-    this.axis = svg.querySelector('.x-axis');
-    this.wholeAxis = [...this.axis.childNodes];
-    [this.begin, this.end] = [0, data.count];
-    svg.addEventListener('dblclick', () => this.look(0, data.count));
-  }
-  x(time) { return this.left + (time - this.begin) / (this.end - this.begin) * (this.right - this.left); }
-  timeOf(x) { return this.begin + between(0, (x - this.left) / (this.right - this.left), 1) * (this.end - this.begin); }
-  y(bytes) { return this.bottom - bytes / this.data.high * (this.bottom - this.top); }
   zoom(left, right) {
-    const begin = this.timeOf(left), end = this.timeOf(right);
+    const begin = this.unitOf(left), end = this.unitOf(right);
     if (end - begin >= 2) this.look(begin, end);
   }
   // All pictures of a step look at the same events.
