@@ -23,8 +23,8 @@ void set_adapters(Setup& setup, const std::string& folder);
 /// The code of the base's linear weights; nullopt if they are not coded.
 std::optional<WeightCode> base_code(const Setup& setup);
 
-/// Checks on a dry device that `setup.weights` and `setup.lora.adapters`, if set, fit the setup's model in names, shapes
-/// and dtypes. Throws as nn::load_weights and nn::load_adapters do.
+/// Checks on a dry device that `setup.weights` and `setup.lora.adapters`, if set, fit the setup's model in names,
+/// shapes and dtypes. Throws as nn::load_weights and nn::load_adapters do.
 void check_weights(const Setup& setup);
 
 /// Throws ValueError if data and weights map token ids to different texts: by other characters, or by another
