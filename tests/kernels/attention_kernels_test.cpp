@@ -182,6 +182,7 @@ TEST_CASE("attention kernels: the reference's values, and any thread count's bit
       {2, 6, 70, 70, 20, true, 0.2, DType::f32, 3},  // heads share keys and values
       {1, 4, 35, 67, 33, false, 0, DType::f64, 4},
       {1, 4, 66, 66, 16, true, 0, DType::bf16, 2},
+      {1, 2, 530, 530, 20, true},  // panels in groups
   };
   for (const AttentionCase& c : cases) check_case(c);
 }
@@ -193,10 +194,12 @@ TEST_CASE("attention kernels: windows, masks and documents", "[attention]") {
       {1, 2, 150, 150, 16, true, 0, DType::f32, 1, 1},
       {1, 2, 200, 200, 64, true, 0, DType::f32, 1, 70},
       {1, 2, 70, 201, 20, true, 0.2, DType::f32, 1, 40},
+      {1, 2, 150, 520, 20, true, 0.2, DType::f32, 2, 100},
       {1, 1, 150, 150, 24, false, 0, DType::f32, 1, 33},
       {1, 1, 60, 60, 24, false, 0, DType::f32, 1, 1000},
       {2, 2, 140, 140, 16, false, 0, DType::f32, 1, 0, Mask::keys},
       {2, 2, 33, 200, 16, false, 0.1, DType::f32, 1, 0, Mask::keys},
+      {2, 2, 70, 515, 16, false, 0, DType::f32, 1, 0, Mask::keys},
       {2, 2, 70, 70, 20, true, 0, DType::f32, 1, 0, Mask::all},
       {1, 2, 9, 5, 20, false, 0, DType::f32, 1, 0, Mask::all},
       {2, 4, 66, 66, 16, true, 0.2, DType::f32, 2, 0, Mask::added},

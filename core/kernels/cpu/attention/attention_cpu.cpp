@@ -111,23 +111,34 @@ namespace thimble::kernels {
 
 namespace attention_detail {
 
+template <class T>
+struct ForwardPanel {
+  T *q, *out;        // (D, panel): scale q^T; the result's transpose before the division by the sums
+  T *largest, *sum;  // (panel): running maximum and sum
+  std::int64_t queries;
+  PanelKeys keys;
+  bool is_first;  // no block of keys yet
+};
+
 // One thread's tiles.
 template <class T>
 struct ForwardTiles {
   std::int64_t panel;
-  T *q, *out;              // (D, panel): scale q^T; the result's transpose before the division by the sums
-  T* scores;               // (key_block, panel)
-  T* rows;                 // (key_block, D), only where rows are converted: of q, k, v and out in turn
-  T *largest, *sum, *old;  // (panel): running maximum and sum; exp(maximum before the block - maximum)
-  KeptBits* kept;          // (key_block / 32, panel)
+  std::array<ForwardPanel<T>, max_grouped> panels;
+  T* scores;       // (key_block, panel)
+  T *k, *v;        // (key_block, D), null where a single panel reads rows in place; k also converts q and out
+  T* old;          // (panel): exp(maximum before the block - maximum)
+  KeptBits* kept;  // (key_block / 32, panel)
 
-  ForwardTiles(Carver& carver, const AttentionProblem& p) : panel(panel_queries<T>(isa())) {
-    q = carver.take<T>(p.width * panel);
-    out = carver.take<T>(p.width * panel);
+  ForwardTiles(Carver& carver, const AttentionProblem& p, std::int64_t grouped) : panel(panel_queries<T>(isa())) {
+    for (std::int64_t g = 0; g < grouped; ++g) {
+      ForwardPanel<T>& x = panels[static_cast<std::size_t>(g)];
+      for (T** const tile : {&x.q, &x.out}) *tile = carver.take<T>(p.width * panel);
+      for (T** const row : {&x.largest, &x.sum}) *row = carver.take<T>(panel);
+    }
     scores = carver.take<T>(key_block * panel);
-    rows = carver.take<T>(p.dtype == dtype_of<T> && !p.kept ? 0 : key_block * p.width);
-    largest = carver.take<T>(panel);
-    sum = carver.take<T>(panel);
+    const bool is_in_place = p.dtype == dtype_of<T> && !p.kept && grouped == 1;
+    for (T** const tile : {&k, &v}) *tile = is_in_place ? nullptr : carver.take<T>(key_block * p.width);
     old = carver.take<T>(panel);
     kept = carver.take<KeptBits>(p.has_dropout ? key_block / 32 * panel : 0);
   }
@@ -149,58 +160,78 @@ Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const
 }
 
 template <class T>
-void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
-                  std::int64_t first_query, std::int64_t queries) {
+void start_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, ForwardPanel<T>& x, std::int64_t b,
+                 std::int64_t h, std::int64_t first_query) {
+  x.queries = std::min(tiles.panel, args.queries - first_query);
+  const Rows<T> q =
+      read_rows(args, args.q, b, h, first_query, x.queries, args.dtype == dtype_of<T> ? nullptr : tiles.k);
+  pack_transposed(q, x.queries, args.width, static_cast<T>(args.scale), x.q);
+  std::fill_n(x.largest, tiles.panel, -std::numeric_limits<T>::infinity());
+  std::fill_n(x.sum, tiles.panel, T(0));
+  x.keys = panel_keys(args, b, first_query, x.queries);
+  x.is_first = true;
+}
+
+template <class T>
+void add_block(const AttentionArgs& args, const ForwardTiles<T>& tiles, ForwardPanel<T>& x, std::int64_t b,
+               std::int64_t h, std::int64_t first_query, std::int64_t key, std::int64_t rows, const Rows<T>& k,
+               const Rows<T>& v) {
+  const std::int64_t panel = tiles.panel;
+  // Few queries, as in a decoder's step, need half of the panel; the other half is unused zeros.
+  const std::int64_t columns = x.queries > panel / 2 ? panel : panel / 2;
+  if (columns < panel && x.is_first) {
+    std::fill_n(tiles.scores, key_block * panel, T(0));
+    std::fill_n(x.out, args.width * panel, T(0));
+  }
+  multiply<T>({rows, columns, args.width, k.data, k.stride, 1, x.q, panel, tiles.scores, panel});
+  hide_unseen(args, x.keys, b, h, first_query, key, rows, tiles.scores);
+  run_panel<OnlineSoftmax, T>(rows, tiles.scores, x.largest, x.sum, tiles.old);
+  if (args.has_dropout) {
+    draw_kept<T>(args, b, h, first_query, x.queries, key, rows, tiles.kept);
+    run_panel<DropScores, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.scores);
+  }
+  multiply<T>({args.width, columns, rows, v.data, 1, v.stride, tiles.scores, panel, x.out, panel, !x.is_first,
+               x.is_first ? nullptr : tiles.old});
+  x.is_first = false;
+}
+
+template <class T>
+void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, const ForwardPanel<T>& x, std::int64_t b,
+                  std::int64_t h, std::int64_t first_query) {
+  if (x.is_first) std::fill_n(x.out, args.width * tiles.panel, T(0));
   T* const inverse = tiles.old;
   // Only a mask may hide all keys: scores that are themselves -infinity give NaN.
   const T of_none = args.has_mask ? T(0) : std::numeric_limits<T>::quiet_NaN();
-  run_panel<FinishSums, T>(of_none, tiles.largest, tiles.sum, inverse, tiles.scores);
-  run_panel<ScaleColumns, T>(args.width, inverse, tiles.out);
-  store_transposed(args, args.out, b, h, first_query, queries, T(1), tiles.out, tiles.rows);
-  if (args.lse) std::copy_n(tiles.scores, queries, static_cast<T*>(args.lse) + row_index(args, b, h, first_query));
+  run_panel<FinishSums, T>(of_none, x.largest, x.sum, inverse, tiles.scores);
+  run_panel<ScaleColumns, T>(args.width, inverse, x.out);
+  store_transposed(args, args.out, b, h, first_query, x.queries, T(1), x.out, tiles.k);
+  if (args.lse) std::copy_n(tiles.scores, x.queries, static_cast<T*>(args.lse) + row_index(args, b, h, first_query));
 }
 
+// The panels of `grouped` from first_query on, as far as there are queries.
 template <class T>
-void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
-                   std::int64_t first_query) {
-  const std::int64_t queries = std::min(tiles.panel, args.queries - first_query);
-  // Few queries, as in a decoder's step, need half of the panel; the other half is unused zeros.
-  const std::int64_t columns = queries > tiles.panel / 2 ? tiles.panel : tiles.panel / 2;
-  if (columns < tiles.panel) {
-    std::fill_n(tiles.scores, key_block * tiles.panel, T(0));
-    std::fill_n(tiles.out, args.width * tiles.panel, T(0));
-  }
-  const Rows<T> q = read_rows(args, args.q, b, h, first_query, queries, tiles.rows);
-  pack_transposed(q, queries, args.width, static_cast<T>(args.scale), tiles.q);
-  std::fill_n(tiles.largest, tiles.panel, -std::numeric_limits<T>::infinity());
-  std::fill_n(tiles.sum, tiles.panel, T(0));
-  const PanelKeys keys = panel_keys(args, b, first_query, queries);
-  bool is_first = true;
-  for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
-    const std::int64_t rows = std::min(key_block, keys.last - key);
+void forward_group(const AttentionArgs& args, ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
+                   std::int64_t first_query, std::int64_t grouped) {
+  const std::int64_t panel = tiles.panel;
+  const auto end = tiles.panels.begin() + std::min(grouped, ceil_div(args.queries - first_query, panel));
+  const auto each = [&](auto run) {
+    std::int64_t query = first_query;
+    for (auto x = tiles.panels.begin(); x != end; ++x, query += panel) run(*x, query);
+  };
+  each([&](ForwardPanel<T>& x, std::int64_t query) { start_panel(args, tiles, x, b, h, query); });
+  const std::int64_t last = std::prev(end)->keys.last;
+  for (std::int64_t key = tiles.panels[0].keys.first / key_block * key_block; key < last; key += key_block) {
+    const std::int64_t rows = std::min(key_block, last - key);
     if (is_hidden(args, b, h, key, rows)) continue;
-    const Rows<T> k = read_kept(args, args.k, args.k_scale, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({rows, columns, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.scores, tiles.panel});
-    hide_unseen(args, keys, b, h, first_query, key, rows, tiles.scores);
-    run_panel<OnlineSoftmax, T>(rows, tiles.scores, tiles.largest, tiles.sum, tiles.old);
-    if (args.has_dropout) {
-      draw_kept<T>(args, b, h, first_query, queries, key, rows, tiles.kept);
-      run_panel<DropScores, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.scores);
-    }
-    const Rows<T> v = read_kept(args, args.v, args.v_scale, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({args.width, columns, rows, v.data, 1, v.stride, tiles.scores, tiles.panel, tiles.out, tiles.panel,
-                 !is_first, is_first ? nullptr : tiles.old});
-    is_first = false;
+    const Rows<T> k = read_kept(args, args.k, args.k_scale, b, h / args.group, key, rows, tiles.k);
+    const Rows<T> v = read_kept(args, args.v, args.v_scale, b, h / args.group, key, rows, tiles.v);
+    each([&](ForwardPanel<T>& x, std::int64_t query) {
+      const std::int64_t first = std::max(key, x.keys.first) - key, end = std::min(key + rows, x.keys.last) - key;
+      if (first >= end) return;
+      add_block(args, tiles, x, b, h, query, key + first, end - first, k.from(first), v.from(first));
+    });
   }
-  if (is_first) std::fill_n(tiles.out, args.width * tiles.panel, T(0));
-  finish_panel(args, tiles, b, h, first_query, queries);
-}
-
-template <class T>
-std::size_t forward_bytes_of(const AttentionProblem& p) {
-  Carver carver(nullptr);
-  ForwardTiles<T>(carver, p);
-  return carver.bytes();
+  each([&](ForwardPanel<T>& x, std::int64_t query) { finish_panel(args, tiles, x, b, h, query); });
 }
 
 // A thread pays for its workspace from one and a half panels on.
@@ -214,24 +245,38 @@ int forward_threads(const AttentionProblem& p, int threads) {
   return p.dtype == DType::f64 ? forward_threads_of<double>(p, threads) : forward_threads_of<float>(p, threads);
 }
 
+// Panels of a group: as many as leave each thread four groups.
+template <class T>
+std::int64_t forward_grouped(const AttentionProblem& p, int threads) {
+  return std::clamp<std::int64_t>(p.batch * p.heads * panels_of<T>(p) / (4 * threads), 1, full_group<T>(p));
+}
+
+template <class T>
+std::size_t forward_bytes_of(const AttentionProblem& p, int threads) {
+  Carver carver(nullptr);
+  ForwardTiles<T>(carver, p, forward_grouped<T>(p, threads));
+  return carver.bytes();
+}
+
 std::size_t forward_bytes(const AttentionProblem& p, int threads) noexcept {
-  return static_cast<std::size_t>(forward_threads(p, threads)) *
-         (p.dtype == DType::f64 ? forward_bytes_of<double>(p) : forward_bytes_of<float>(p));
+  threads = forward_threads(p, threads);
+  return static_cast<std::size_t>(threads) *
+         (p.dtype == DType::f64 ? forward_bytes_of<double>(p, threads) : forward_bytes_of<float>(p, threads));
 }
 
 template <class T>
 void forward_of(const AttentionArgs& args, void* workspace, int threads) {
-  const std::int64_t panels = panels_of<T>(args);
-  const std::size_t bytes = forward_bytes_of<T>(args);
-  Jobs jobs(args.batch * args.heads * panels);
+  const std::int64_t grouped = forward_grouped<T>(args, threads), groups = ceil_div(panels_of<T>(args), grouped);
+  const std::size_t bytes = forward_bytes_of<T>(args, threads);
+  Jobs jobs(args.batch * args.heads * groups);
   parallel_threads(threads, [&](int thread) {
     Carver carver(static_cast<std::byte*>(workspace) + static_cast<std::size_t>(thread) * bytes);
-    const ForwardTiles<T> tiles(carver, args);
-    // From the last panel of a head to the first: with a causal mask the longest come first, so that no thread waits
+    ForwardTiles<T> tiles(carver, args, grouped);
+    // From the last group of a head to the first: with a causal mask the longest come first, so that no thread waits
     // for them.
     for (std::int64_t job = jobs.take(); job >= 0; job = jobs.take()) {
-      const std::int64_t head = job / panels, panel = panels - 1 - job % panels;
-      forward_panel(args, tiles, head / args.heads, head % args.heads, panel * tiles.panel);
+      const std::int64_t head = job / groups, group = groups - 1 - job % groups;
+      forward_group(args, tiles, head / args.heads, head % args.heads, group * grouped * tiles.panel, grouped);
     }
   });
 }
@@ -261,31 +306,50 @@ namespace thimble::kernels::attention_detail {
 
 // ---- Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. Recomputes the probabilities
 // from the scores and the kept logarithms of their sums. One thread does a head of keys of a sample, for all heads of
-// queries that share it: panels of queries outside, blocks of keys inside, all ascending, so that dq sums over blocks
-// of keys and dk and dv over heads and panels of queries, in an order that depends on nothing else.
+// queries that share it: groups of panels of queries outside, blocks of keys inside, in them the panels, all ascending,
+// so that dq sums over blocks of keys and dk and dv over heads and panels of queries, in an order that depends on
+// nothing else.
+
+template <class T>
+using PanelRow = std::array<T, static_cast<std::size_t>(panel_queries<T>(Isa::avx512))>;
+
+template <class T>
+struct BackwardPanel {
+  T *q, *dout, *dq;       // (D, panel): scale q^T, dout^T, dq^T / scale
+  T *q_rows, *dout_rows;  // (panel, padded): q and dout
+  T *lse, *delta;         // (panel): delta_t = sum_d dout_td out_td
+  std::int64_t queries;
+  PanelKeys keys;
+  bool is_first;    // no block of keys yet
+  bool is_refined;  // see refine_sums
+  PanelRow<T> share;
+};
 
 // One thread's tiles.
 template <class T>
 struct BackwardTiles {
   std::int64_t panel;
-  std::int64_t padded;         // D up to whole vectors
-  T *q, *dout, *dq;            // (D, panel): scale q^T, dout^T, dq^T / scale
-  T *q_rows, *dout_rows;       // (panel, padded): q and dout
+  std::int64_t padded;  // D up to whole vectors
+  std::int64_t grouped;
+  std::array<BackwardPanel<T>, max_grouped> panels;
   T *dk, *dv;                  // (S, padded): dk / scale and dv so far
   T *probabilities, *dscores;  // (key_block, panel); dscores holds the probabilities' gradients first
-  T* rows;                     // (key_block, D), only where rows are converted: of v, then of k
-  T *lse, *delta;              // (panel): delta_t = sum_d dout_td out_td
+  T *k, *v;                    // (key_block, D), null where a single panel reads rows in place
   KeptBits* kept;              // (key_block / 32, panel)
 
-  BackwardTiles(Carver& carver, const AttentionProblem& p) : panel(panel_queries<T>(isa())) {
+  BackwardTiles(Carver& carver, const AttentionProblem& p) : panel(panel_queries<T>(isa())), grouped(full_group<T>(p)) {
     const std::int64_t lanes = tile_lanes<T>(isa()), keys = std::min(p.keys, key_block);
-    padded = (p.width + lanes - 1) / lanes * lanes;
-    for (T** const tile : {&q, &dout, &dq}) *tile = carver.take<T>(p.width * panel);
-    for (T** const tile : {&q_rows, &dout_rows}) *tile = carver.take<T>(panel * padded);
+    padded = ceil_div(p.width, lanes) * lanes;
+    for (std::int64_t g = 0; g < grouped; ++g) {
+      BackwardPanel<T>& x = panels[static_cast<std::size_t>(g)];
+      for (T** const tile : {&x.q, &x.dout, &x.dq}) *tile = carver.take<T>(p.width * panel);
+      for (T** const tile : {&x.q_rows, &x.dout_rows}) *tile = carver.take<T>(panel * padded);
+      for (T** const row : {&x.lse, &x.delta}) *row = carver.take<T>(panel);
+    }
     for (T** const tile : {&dk, &dv}) *tile = carver.take<T>(p.keys * padded);
     for (T** const tile : {&probabilities, &dscores}) *tile = carver.take<T>(keys * panel);
-    rows = carver.take<T>(p.dtype == dtype_of<T> ? 0 : keys * p.width);
-    for (T** const tile : {&lse, &delta}) *tile = carver.take<T>(panel);
+    const bool is_in_place = p.dtype == dtype_of<T> && grouped == 1;
+    for (T** const tile : {&k, &v}) *tile = is_in_place ? nullptr : carver.take<T>(keys * p.width);
     kept = carver.take<KeptBits>(p.has_dropout ? key_block / 32 * panel : 0);
   }
 };
@@ -309,62 +373,63 @@ Rows<T> load_rows(const AttentionProblem& p, const BackwardTiles<T>& tiles, cons
 
 // All inputs of a panel of queries.
 template <class T>
-void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
-                std::int64_t first_query, std::int64_t queries) {
-  const Rows<T> q = load_rows(args, tiles, args.q, b, h, first_query, queries, tiles.q_rows);
-  pack_transposed(q, queries, args.width, static_cast<T>(args.scale), tiles.q);
-  const Rows<T> dout = load_rows(args, tiles, args.dout, b, h, first_query, queries, tiles.dout_rows);
-  pack_transposed(dout, queries, args.width, T(1), tiles.dout);
-  for (T* const tile : {tiles.lse, tiles.delta}) std::fill_n(tile, tiles.panel, T(0));
-  std::copy_n(static_cast<const T*>(args.lse) + row_index(args, b, h, first_query), queries, tiles.lse);
-  for (std::int64_t w = 0; w < queries; ++w) {
+void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, BackwardPanel<T>& x, std::int64_t b,
+                std::int64_t h, std::int64_t first_query) {
+  x.queries = std::min(tiles.panel, args.queries - first_query);
+  const Rows<T> q = load_rows(args, tiles, args.q, b, h, first_query, x.queries, x.q_rows);
+  pack_transposed(q, x.queries, args.width, static_cast<T>(args.scale), x.q);
+  const Rows<T> dout = load_rows(args, tiles, args.dout, b, h, first_query, x.queries, x.dout_rows);
+  pack_transposed(dout, x.queries, args.width, T(1), x.dout);
+  for (T* const row : {x.lse, x.delta}) std::fill_n(row, tiles.panel, T(0));
+  std::copy_n(static_cast<const T*>(args.lse) + row_index(args, b, h, first_query), x.queries, x.lse);
+  for (std::int64_t w = 0; w < x.queries; ++w) {
     const std::int64_t at = b * args.out.batch + (first_query + w) * args.out.row + h * args.out.head;
-    const T* const out = read_elements(args.out.data, args.dtype, at, args.width, tiles.dq);
+    const T* const out = read_elements(args.out.data, args.dtype, at, args.width, x.dq);
     const T* const gradient = dout.data + w * dout.stride;
-    tiles.delta[w] = static_cast<T>(row_sum<T>(args.width, [&](std::int64_t d) { return gradient[d] * out[d]; }));
+    x.delta[w] = static_cast<T>(row_sum<T>(args.width, [&](std::int64_t d) { return gradient[d] * out[d]; }));
   }
+  x.keys = panel_keys(args, b, first_query, x.queries);
+  x.is_first = true;
 }
 
 // Turns scores (keys, panel) of a block into the dropped probabilities, dscores into the gradients of the scores.
 template <class T>
-void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const PanelKeys& keys,
+void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const BackwardPanel<T>& x,
                          std::int64_t b, std::int64_t h, std::int64_t first_query, std::int64_t key,
                          std::int64_t rows) {
-  hide_unseen(args, keys, b, h, first_query, key, rows, tiles.probabilities);
+  hide_unseen(args, x.keys, b, h, first_query, key, rows, tiles.probabilities);
   if (!args.has_dropout) {
-    run_panel<ScoreGradients, T>(rows, tiles.lse, tiles.delta, tiles.probabilities, tiles.dscores);
-    return;
+    run_panel<ScoreGradients, T>(rows, x.lse, x.delta, tiles.probabilities, tiles.dscores);
+  } else {
+    draw_kept<T>(args, b, h, first_query, x.queries, key, rows, tiles.kept);
+    run_panel<DroppedScoreGradients, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, x.lse, x.delta,
+                                        tiles.probabilities, tiles.dscores);
   }
-  draw_kept<T>(args, b, h, first_query, keys.queries, key, rows, tiles.kept);
-  run_panel<DroppedScoreGradients, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.lse, tiles.delta,
-                                      tiles.probabilities, tiles.dscores);
+  for (T* const tile : {tiles.probabilities, tiles.dscores}) {
+    if (x.is_refined) run_panel<ScaleColumns, T>(rows, static_cast<const T*>(x.share.data()), tile);
+  }
 }
-
-template <class T>
-using PanelRow = std::array<T, static_cast<std::size_t>(panel_queries<T>(Isa::avx512))>;
 
 // Where a query's lse is so large that its rounding shows in e^(score - lse), as beside additive masks of -3e38, lse
 // becomes the largest score, and `share` 1 over the sum of the exponentials. False where no query needs it.
 template <class T>
-bool refine_sums(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const PanelKeys& keys, std::int64_t b,
-                 std::int64_t h, std::int64_t first_query, PanelRow<T>& share) {
+bool refine_sums(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, BackwardPanel<T>& x, std::int64_t b,
+                 std::int64_t h, std::int64_t first_query) {
   constexpr T limit = sizeof(T) == 4 ? T(1 << 10) : T(std::int64_t{1} << 39);
   const auto panel = static_cast<std::size_t>(tiles.panel);
   PanelRow<T> largest, sum{};
-  share.fill(T(1)), largest.fill(-std::numeric_limits<T>::infinity());
+  x.share.fill(T(1)), largest.fill(-std::numeric_limits<T>::infinity());
   std::array<bool, std::tuple_size_v<PanelRow<T>>> is_coarse{};
-  for (std::size_t w = 0; w < panel; ++w) {
-    is_coarse[w] = std::isfinite(tiles.lse[w]) && std::abs(tiles.lse[w]) > limit;
-  }
+  for (std::size_t w = 0; w < panel; ++w) is_coarse[w] = std::isfinite(x.lse[w]) && std::abs(x.lse[w]) > limit;
   if (std::find(is_coarse.begin(), is_coarse.end(), true) == is_coarse.end()) return false;
   for (const bool is_sum : {false, true}) {
-    for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
-      const std::int64_t rows = std::min(key_block, keys.last - key);
+    for (std::int64_t key = x.keys.first / key_block * key_block; key < x.keys.last; key += key_block) {
+      const std::int64_t rows = std::min(key_block, x.keys.last - key);
       if (is_hidden(args, b, h, key, rows)) continue;
-      const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
+      const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.k);
       multiply<T>(
-          {rows, tiles.panel, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.probabilities, tiles.panel});
-      hide_unseen(args, keys, b, h, first_query, key, rows, tiles.probabilities);
+          {rows, tiles.panel, args.width, k.data, k.stride, 1, x.q, tiles.panel, tiles.probabilities, tiles.panel});
+      hide_unseen(args, x.keys, b, h, first_query, key, rows, tiles.probabilities);
       const T* score = tiles.probabilities;
       for (std::int64_t j = 0; j < rows; ++j) {
         for (std::size_t w = 0; w < panel; ++w, ++score) {
@@ -375,44 +440,58 @@ bool refine_sums(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, c
     }
   }
   for (std::size_t w = 0; w < panel; ++w) {
-    if (is_coarse[w]) tiles.lse[w] = largest[w], share[w] = T(1) / sum[w];
+    if (is_coarse[w]) x.lse[w] = largest[w], x.share[w] = T(1) / sum[w];
   }
   return true;
 }
 
 template <class T>
-void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
-                    std::int64_t first_query) {
-  const std::int64_t panel = tiles.panel, width = args.width, padded = tiles.padded;
-  const std::int64_t queries = std::min(panel, args.queries - first_query);
-  load_panel(args, tiles, b, h, first_query, queries);
-  const PanelKeys keys = panel_keys(args, b, first_query, queries);
-  PanelRow<T> share;
-  const bool is_refined = refine_sums(args, tiles, keys, b, h, first_query, share);
-  bool is_first = true;
-  for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
-    const std::int64_t rows = std::min(key_block, keys.last - key);
+void add_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, BackwardPanel<T>& x, std::int64_t b,
+               std::int64_t h, std::int64_t first_query, std::int64_t key, std::int64_t rows, const Rows<T>& k,
+               const Rows<T>& v) {
+  const std::int64_t panel = tiles.panel, width = args.width, padded = tiles.padded, queries = x.queries;
+  multiply<T>({rows, panel, width, v.data, v.stride, 1, x.dout, panel, tiles.dscores, panel});
+  multiply<T>({rows, panel, width, k.data, k.stride, 1, x.q, panel, tiles.probabilities, panel});
+  differentiate_block(args, tiles, x, b, h, first_query, key, rows);
+  multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, x.dq, panel, !x.is_first});
+  x.is_first = false;
+  T *const dk = tiles.dk + key * padded, *const dv = tiles.dv + key * padded;
+  multiply<T>({rows, width, queries, tiles.dscores, panel, 1, x.q_rows, padded, dk, padded, true});
+  multiply<T>({rows, width, queries, tiles.probabilities, panel, 1, x.dout_rows, padded, dv, padded, true});
+}
+
+// The panels of a group from first_query on, as far as there are queries.
+template <class T>
+void backward_panels(const AttentionGradArgs& args, BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
+                     std::int64_t first_query) {
+  const std::int64_t panel = tiles.panel;
+  const auto end = tiles.panels.begin() + std::min(tiles.grouped, ceil_div(args.queries - first_query, panel));
+  const auto each = [&](auto run) {
+    std::int64_t query = first_query;
+    for (auto x = tiles.panels.begin(); x != end; ++x, query += panel) run(*x, query);
+  };
+  each([&](BackwardPanel<T>& x, std::int64_t query) {
+    load_panel(args, tiles, x, b, h, query);
+    x.is_refined = refine_sums(args, tiles, x, b, h, query);
+  });
+  const std::int64_t last = std::prev(end)->keys.last;
+  for (std::int64_t key = tiles.panels[0].keys.first / key_block * key_block; key < last; key += key_block) {
+    const std::int64_t rows = std::min(key_block, last - key);
     if (is_hidden(args, b, h, key, rows)) continue;
-    const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({rows, panel, width, v.data, v.stride, 1, tiles.dout, panel, tiles.dscores, panel});
-    const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({rows, panel, width, k.data, k.stride, 1, tiles.q, panel, tiles.probabilities, panel});
-    differentiate_block(args, tiles, keys, b, h, first_query, key, rows);
-    for (T* const tile : {tiles.probabilities, tiles.dscores}) {
-      if (is_refined) run_panel<ScaleColumns, T>(rows, static_cast<const T*>(share.data()), tile);
-    }
-    multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, tiles.dq, panel, !is_first});
-    is_first = false;
-    multiply<T>(
-        {rows, width, queries, tiles.dscores, panel, 1, tiles.q_rows, padded, tiles.dk + key * padded, padded, true});
-    multiply<T>({rows, width, queries, tiles.probabilities, panel, 1, tiles.dout_rows, padded, tiles.dv + key * padded,
-                 padded, true});
+    const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.k);
+    const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.v);
+    each([&](BackwardPanel<T>& x, std::int64_t query) {
+      const std::int64_t first = std::max(key, x.keys.first) - key, end = std::min(key + rows, x.keys.last) - key;
+      if (first >= end) return;
+      add_block(args, tiles, x, b, h, query, key + first, end - first, k.from(first), v.from(first));
+    });
   }
-  if (is_first) std::fill_n(tiles.dq, width * panel, T(0));
-  // q's rows are free now.
-  if (args.dq.data) {
-    store_transposed(args, args.dq, b, h, first_query, queries, static_cast<T>(args.scale), tiles.dq, tiles.q_rows);
-  }
+  each([&](BackwardPanel<T>& x, std::int64_t query) {
+    if (x.is_first) std::fill_n(x.dq, args.width * panel, T(0));
+    if (!args.dq.data) return;
+    // q's rows are free now.
+    store_transposed(args, args.dq, b, h, query, x.queries, static_cast<T>(args.scale), x.dq, x.q_rows);
+  });
 }
 
 // Gradients of all keys or values of one of their heads, times `scale`.
@@ -428,11 +507,10 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
 }
 
 template <class T>
-void backward_group(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b,
-                    std::int64_t key_head) {
+void backward_head(const AttentionGradArgs& args, BackwardTiles<T>& tiles, std::int64_t b, std::int64_t key_head) {
   for (T* const total : {tiles.dk, tiles.dv}) std::fill_n(total, args.keys * tiles.padded, T(0));
   for (std::int64_t h = key_head * args.group; h < (key_head + 1) * args.group; ++h) {
-    for (std::int64_t t = 0; t < args.queries; t += tiles.panel) backward_panel(args, tiles, b, h, t);
+    for (std::int64_t t = 0; t < args.queries; t += tiles.grouped * tiles.panel) backward_panels(args, tiles, b, h, t);
   }
   store_keys(args, args.dk, b, key_head, tiles.padded, static_cast<T>(args.scale), tiles.dk);
   store_keys(args, args.dv, b, key_head, tiles.padded, T(1), tiles.dv);
@@ -461,9 +539,9 @@ void backward_of(const AttentionGradArgs& args, void* workspace, int threads) {
   Jobs jobs(args.batch * key_heads);
   parallel_threads(threads, [&](int thread) {
     Carver carver(static_cast<std::byte*>(workspace) + static_cast<std::size_t>(thread) * bytes);
-    const BackwardTiles<T> tiles(carver, args);
+    BackwardTiles<T> tiles(carver, args);
     for (std::int64_t job = jobs.take(); job >= 0; job = jobs.take()) {
-      backward_group(args, tiles, job / key_heads, job % key_heads);
+      backward_head(args, tiles, job / key_heads, job % key_heads);
     }
   });
 }

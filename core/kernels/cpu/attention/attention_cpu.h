@@ -332,21 +332,36 @@ std::int64_t panels_of(const AttentionProblem& p) {
   return (p.queries + panel - 1) / panel;
 }
 
+/// Panels of a head that run side by side, up to 128 queries: a block of keys and values is copied or converted for all
+/// of them at once. In place, rows lie a multiple of 1 KiB apart in most models and have only a few sets of the caches;
+/// copying pays from 512 keys on, when a head's rows no longer stay in the second-level cache.
+inline constexpr std::int64_t max_grouped = 8;
+template <class T>
+std::int64_t full_group(const AttentionProblem& p) {
+  if (p.dtype == dtype_of<T> && !p.kept && p.keys < 512) return 1;
+  return std::min({max_grouped, 128 / panel_queries<T>(isa()), panels_of<T>(p)});
+}
+
 /// A block of rows in the compute type.
 template <class T>
 struct Rows {
   const T* data;
   std::int64_t stride;
+  Rows from(std::int64_t row) const { return {data + row * stride, stride}; }
 };
 
-/// Rows [first, first + count) of one head: in place when they are of type T, else converted into `buffer`, side by
-/// side.
+/// Rows [first, first + count) of one head: side by side in `buffer`, in place without one, which takes rows of type T.
 template <class T>
 Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
-  if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  load_rows(x.data, p.dtype, at, x.row, count, p.width, buffer, p.width);
+  if (p.dtype != dtype_of<T>) {
+    load_rows(x.data, p.dtype, at, x.row, count, p.width, buffer, p.width);
+    return {buffer, p.width};
+  }
+  const T* const rows = static_cast<const T*>(x.data) + at;
+  if (!buffer) return {rows, x.row};
+  run_panel<CopyRows, T>(count, p.width, p.width, rows, x.row, buffer, p.width);
   return {buffer, p.width};
 }
 
@@ -375,7 +390,7 @@ struct PanelKeys {
   static constexpr std::int64_t most_queries = 32;
   KeyRange seen[most_queries];  // of the existing queries
   std::int64_t queries;
-  std::int64_t first_block, last;         // some query sees keys of blocks from first_block to last
+  std::int64_t first, last;               // no query sees a key outside
   std::int64_t begin_of_all, end_of_all;  // all queries see the keys in between
 };
 
@@ -388,7 +403,7 @@ inline PanelKeys panel_keys(const AttentionProblem& p, std::int64_t b, std::int6
     keys.begin_of_all = std::max(keys.begin_of_all, seen.begin);
     keys.end_of_all = std::min(keys.end_of_all, seen.end);
   }
-  keys.first_block = keys.seen[0].begin / key_block * key_block;
+  keys.first = keys.seen[0].begin;
   keys.last = keys.seen[queries - 1].end;
   return keys;
 }
