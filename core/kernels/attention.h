@@ -1,6 +1,6 @@
 #pragma once
-// The attention kernel family: scaled dot-product attention in tiles; the (T, S) matrix of probabilities is never in
-// memory.
+// The attention kernel family: scaled dot-product attention in tiles, which never stores the (T, S) matrix of
+// probabilities.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace thimble::kernels {
 
-/// One of q, k, v and their like: element d of head h of row t of sample b is b batch + t row + h head + d elements
+/// A tensor such as q, k or v: element d of head h of row t of sample b lies b batch + t row + h head + d elements
 /// behind `data`.
 struct AttentionOperand {
   const void* data = nullptr;
@@ -23,15 +23,15 @@ struct AttentionResult {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// A factor for each row of keys or values: the factor of row t of head h of sample b is b batch + t row + h head
+/// A factor for each row of keys or values: the factor of row t of head h of sample b lies b batch + t row + h head
 /// elements behind `data`.
 struct AttentionScales {
-  const float* data = nullptr;  ///< defaults to 1 for all
+  const float* data = nullptr;  ///< defaults to 1 for every row
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// A given mask: its element (b, h, t, s) is b batch + h head + t query + s key elements behind `data`. Boolean: the
-/// query sees the key. Floating: added to the score.
+/// The caller's mask: element (b, h, t, s) lies b batch + h head + t query + s key elements behind `data`. A boolean
+/// element says whether the query sees the key; a floating one is added to the score.
 struct AttentionMask {
   const void* data = nullptr;
   DType dtype = DType::boolean;
@@ -42,16 +42,16 @@ struct AttentionMask {
 /// block (i / 4, site.first_sample + b) with i = (h queries + t) keys + s, is below `threshold`: the mask that dropout
 /// draws for a (B, H, T, S) tensor.
 struct AttentionProblem {
-  DType dtype = DType::f32;  ///< of all but the logarithms, which are in f32, or f64 for f64
+  DType dtype = DType::f32;  ///< of all tensors but lse, which is f32, or f64 for f64
   std::int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;  ///< B, H, T, S >= 1, D
-  /// Heads of q that share one of k and v: head h reads theirs h / group. Divides `heads`. Gradients of k and v add up
-  /// over a group's heads, ascending.
+  /// Heads of q that share a head of k and v: head h of q reads head h / group. Divides `heads`. Gradients of k and v
+  /// add up over a group's heads, in ascending order.
   std::int64_t group = 1;
   bool is_causal = false;   ///< query t sees only the keys s <= t + (keys - queries); keys >= queries
   std::int64_t window = 0;  ///< query t sees the keys less than this far from key t + (keys - queries); 0 disables it
-  std::int64_t first_key = 0;  ///< earlier keys are not seen
-  /// Document numbers (keys), ascending with repeats for each sample, `documents_batch` elements apart: a query sees
-  /// the keys of its document.
+  std::int64_t first_key = 0;  ///< earlier keys are hidden
+  /// The document number of each key, ascending with repeats within a sample; samples lie `documents_batch` elements
+  /// apart. A query sees only keys of its document.
   bool has_documents = false;
   const std::int32_t* documents = nullptr;
   std::int64_t documents_batch = 0;
@@ -65,13 +65,13 @@ struct AttentionProblem {
   bool allows_tf32 =
       false;  ///< f32 may be rounded to TF32 before products (core/launch/compute_capability.h); CPU kernels never do it
   AttentionOperand q, k, v;
-  /// The dtype of k and v if it differs from `dtype`: floating or i8, rows times k_scale and v_scale. Only CPU forward.
+  /// The dtype of k and v if not `dtype`: floating, or i8 with k_scale and v_scale as row factors. CPU forward only.
   std::optional<DType> kept = {};
   AttentionScales k_scale, v_scale;
 };
 
 /// out = dropout(softmax(scale q k^T + mask)) v over the visible keys (attention_range.h, and the mask); lse[b, h, t] =
-/// log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in both.
+/// log sum_s exp(scale q k^T + mask), dense. Both are 0 for a query whose mask hides all keys.
 struct AttentionArgs : AttentionProblem {
   AttentionResult out;
   void* lse = nullptr;  ///< may be null
@@ -84,8 +84,8 @@ struct AttentionGradArgs : AttentionProblem {
   AttentionResult dq, dk, dv;
 };
 
-/// Workspace sizes are pure functions of sizes, dtype, the thread count and the instruction set; linear in the number
-/// of keys. They ignore pointers. A workspace is aligned to 64 bytes.
+/// Workspace sizes are pure functions of sizes, dtype, thread count and instruction set, never of pointers, and grow
+/// linearly with the number of keys. A workspace is aligned to 64 bytes.
 struct AttentionKernels {
   std::size_t (*forward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
   std::size_t (*backward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;

@@ -44,24 +44,24 @@ struct ConvShape {
 /// pre_activation) of floating `out_dtype`; arithmetic is in f32 (f64 for f64), one rounding at the store.
 ///
 /// Order of accumulation, as in GemmArgs: the reduction is cut into blocks of 256, each one chain in ascending order,
-/// blocks added in ascending order. The reduction runs over (kh, kw, c) in the forward pass, over the taps that reach
-/// the pixel, last first, and o in the input's gradient, over (n, oh, ow) in the weight's and the bias's. Where a
-/// stride meets few channels (stride_h * stride_w * C / groups <= 16, no dilation), the input's gradient runs over all
-/// taps that reach one of the stride_h x stride_w pixels of a cell. Products with padding, and with taps that miss, are
-/// exact zeros among them. The order never depends on threads, addresses or tiles, nor, forward and in the input's
-/// gradient, on the number of images.
+/// and blocks are added in ascending order. Forward reduces over (kh, kw, c); the input's gradient over the taps that
+/// reach the pixel, last first, and o; the gradients of weight and bias over (n, oh, ow). Where a stride meets few
+/// channels (stride_h * stride_w * C / groups <= 16, no dilation), the input's gradient runs over all taps that reach
+/// one of the stride_h x stride_w pixels of a cell. Products with padding, and with taps that miss, are exact zeros.
+/// The order never depends on threads, addresses or tiles. In forward and in the input's gradient it does not depend on
+/// the number of images either.
 ///
-/// In f32 arithmetic 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps of a minimum size
-/// (winograd.h), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the input's gradient) of
-/// transformed values for each tile of 2x2 results, in the weight's gradient over the tiles in chains of 48. All of the
-/// above holds, except that padding is not exact: results that see only zeros may be off zero by a rounding of their
-/// tile's values, and a non-finite value spoils the whole tile.
+/// In f32 arithmetic, 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps of a minimum
+/// size (winograd.h), use Winograd's F(2x2, 3x3): each tile of 2x2 results takes sixteen such sums of transformed
+/// values, over c (over o in the input's gradient); the weight's gradient sums over the tiles in chains of 48. All of
+/// the above holds, except that padding is not exact: results that see only zeros may differ from zero by a rounding of
+/// their tile's values, and a non-finite value spoils the whole tile.
 ///
-/// In f32 a convolution with a filter for each channel (groups = channels = filters) is computed without products of
-/// matrices (conv_driver.h), with the same bits.
+/// In f32 a convolution with one filter per channel (groups = channels = filters) is computed without matrix products
+/// (conv_driver.h), with the same bits.
 ///
-/// bf16 operands use the processor's bf16 dot products where these measured faster, except the input's gradient of a
-/// stride over few channels (conv_driver.h, which defines the order of accumulation then).
+/// bf16 operands use the processor's bf16 dot products where these measured faster, except in the input's gradient of a
+/// stride over few channels. conv_driver.h defines their order of accumulation.
 
 /// y = act(x * weight + bias), and pre_activation = x * weight + bias when not null.
 struct ConvForwardArgs {
@@ -98,8 +98,8 @@ struct ConvWeightGradArgs {
   bool accumulate = false;
 };
 
-/// Sums over rows: out[j] = (accumulate ? out[j] : 0) + sum over i of in[i, j], in (rows, columns) dense. The bias's
-/// gradient, with rows = N * OH * OW and columns = O.
+/// Sums over rows: out[j] = (accumulate ? out[j] : 0) + sum over i of in[i, j], with in (rows, columns) dense. Computes
+/// the bias's gradient, with rows = N * OH * OW and columns = O.
 struct ColumnSumArgs {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -111,15 +111,15 @@ struct ColumnSumArgs {
   void* partial = nullptr;  ///< on CUDA devices column_sum_partial_elements(...) of the compute type; null on the CPU
 };
 
-/// Rows summed at once; these sums are added in ascending order.
+/// Rows of one block of a column's sum; blocks are added in ascending order.
 inline constexpr std::int64_t column_sum_block = 256;
-/// The sums of blocks of rows, all columns of each.
+/// Elements of the blocks' sums, for all columns.
 constexpr std::int64_t column_sum_partial_elements(std::int64_t rows, std::int64_t columns) noexcept {
   return (rows + column_sum_block - 1) / column_sum_block * columns;
 }
 
-/// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(), not of pointers. At most 2 MiB and 64
-/// KiB per thread, in the weight's gradient 3 MiB more for all of them.
+/// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(), not of pointers. At most 2 MiB + 64
+/// KiB per thread; the weight's gradient takes up to 3 MiB more, which the threads share.
 std::size_t conv_workspace_bytes(const ConvForwardArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvInputGradArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvWeightGradArgs& args, int threads = thread_count()) noexcept;

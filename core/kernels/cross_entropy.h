@@ -17,13 +17,13 @@ struct ClassTargets {
   std::int64_t first = 0;  ///< the class of a row's first score, where rows are a shard of the classes
 };
 
-/// loss[r] = l - (1 - s) x[r, t] - s / C sum_c x[r, c], with t the row's target, s the label smoothing, C the classes,
-/// and
+/// With target t of the row, label smoothing s and C classes,
+/// loss[r] = l - (1 - s) x[r, t] - s / C sum_c x[r, c], where
 ///   scores are logits:             l = log sum_c e^x[r, c]
 ///   scores are log-probabilities:  l = 0
-/// On the CPU exponentials are exp_below.h's, as in softmax. An ignored row's loss is 0. mean: out[0] = (sum of losses)
-/// / (rows that count), NaN when none does; sum: out[0] = sum of losses; none: out[r] = loss[r]. A row whose target is
-/// no class gets the loss NaN, and the kernel reads nothing outside the row.
+/// On the CPU exponentials are exp_below.h's, as in softmax. An ignored row's loss is 0. out[0] = (sum of losses) /
+/// (rows that count) for mean, NaN when no row counts; out[0] = sum of losses for sum; out[r] = loss[r] for none. A row
+/// whose target is no class gets the loss NaN, and the kernel reads nothing outside the row.
 struct CrossEntropyArgs {
   Shape outer;  ///< every axis but the classes
   RowOperand scores;
@@ -36,7 +36,7 @@ struct CrossEntropyArgs {
   void* out = nullptr;       ///< one element of the compute type; not used for `none`
 };
 
-/// Only the last step: computes out from the losses of all rows, which are inputs.
+/// Only the last step: computes `out` from the losses of all rows, which are inputs.
 struct LossTotalArgs {
   ClassTargets targets;
   DType dtype = DType::f32;                       ///< of losses and out: the compute type
@@ -46,16 +46,16 @@ struct LossTotalArgs {
 };
 
 /// d scores[r, c] = g[r] (e^(x[r, c] - l[r]) - s / C - (1 - s) [c = t]), the exponential only for logits; g = dy /
-/// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may alias the scores, in the
+/// (rows that count) for mean, dy for sum, dy[r] for none. Ignored rows get 0. The result may alias the scores, in the
 /// same layout. Without log_sums l is 0. Scores may be a shard of the classes: a target outside the shard subtracts
-/// nothing, and `batch` has all classes. Where l is too large for its digits, the exponentials of a whole row are
+/// nothing, and `batch` counts all classes. Where l is too large to keep its digits, a whole row's exponentials are
 /// divided by their sum, which is then not 1.
 struct CrossEntropyBackwardArgs {
   Shape outer;
   RowOperand scores;  ///< read only for logits
   bool are_logits = true;
   ClassTargets targets;
-  ClassTargets batch;  ///< all rows of the mean, where `targets` are some of them; defaults to `targets`
+  ClassTargets batch;  ///< all rows of the mean, if `targets` holds only some; defaults to `targets`
   double smoothing = 0;
   LossReduction reduction = LossReduction::mean;
   const void* log_sums = nullptr;
@@ -69,7 +69,7 @@ struct CrossEntropyBackwardArgs {
 struct ClassPartArgs {
   Shape outer;
   RowOperand scores;      ///< of the shard
-  ClassTargets targets;   ///< `classes` are the shard's
+  ClassTargets targets;   ///< `classes` counts the shard's
   double* out = nullptr;  ///< (3, rows)
 };
 
@@ -77,7 +77,7 @@ struct ClassPartArgs {
 ///   log_sums[r] = M + log sum_p s[p, r] e^(m[p, r] - M)
 ///   losses[r] = log_sums[r] - sum_p x[p, r], in f64; 0 in ignored rows, NaN where the target is no class
 struct ClassPartsArgs {
-  ClassTargets targets;  ///< `classes` are all
+  ClassTargets targets;  ///< `classes` counts all
   std::int64_t parts = 1;
   DType dtype = DType::f32;    ///< of log_sums and losses
   const double* in = nullptr;  ///< (shards, 3, rows)
@@ -95,7 +95,7 @@ struct LogProbabilityArgs {
 };
 
 struct CrossEntropyKernels {
-  /// The first row whose target is neither a class nor ignored; -1 without one. Null where the check would stall the
+  /// The first row whose target is neither a class nor ignored, or -1. Null where the check would stall the
   /// device.
   std::int64_t (*find_bad_target)(const ClassTargets&) = nullptr;
   void (*forward)(const CrossEntropyArgs&) = nullptr;

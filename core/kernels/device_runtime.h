@@ -1,5 +1,5 @@
 #pragma once
-// The functions of a CUDA device besides kernels: copies between its memory and the host's, and facts about it.
+// Functions of a CUDA device other than kernels: copies between its memory and the host's, and facts about it.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,15 +31,15 @@ struct DeviceMemory {
   std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
 };
 
-/// Library calls where the rules (core/kernels/cuda_workspace.h) leave an operation to a library.
+/// Operations that the rules of core/kernels/cuda_workspace.h leave to a library.
 struct LibraryCounts {
-  std::uint64_t calls = 0;     ///< of the library
-  std::uint64_t refusals = 0;  ///< calls that the project's kernels computed instead, because the library has no
+  std::uint64_t calls = 0;     ///< to the library
+  std::uint64_t refusals = 0;  ///< operations that the project's kernels computed instead, because the library has no
                                ///< algorithm within the declared workspace, or this build lacks it
-  std::string first_refused;   ///< the operation with its sizes and dtype; empty without one
+  std::string first_refused;   ///< the operation with its sizes and dtype; empty if there is none
 };
 
-/// Of this process, on all devices; a replay of a captured step adds none.
+/// Counts of this process, over all devices; replays of captured steps add nothing.
 struct LibraryUse {
   LibraryCounts cublaslt, cudnn;
 };
@@ -47,41 +47,41 @@ struct LibraryUse {
 /// Copies run on the device of the calling launch (core/launch/launch.h), in the order of its kernels. All throw
 /// DeviceError with the CUDA call that failed.
 struct DeviceRuntime {
-  /// Copies host bytes to the device. The caller may change them when it returns; the copy itself may still be under
-  /// way.
+  /// Copies host bytes to the device. The caller may change them after the return, even though the copy itself may
+  /// still be under way.
   void (*upload)(void* to, const void* from, std::size_t bytes) = nullptr;
   /// Copies device bytes to the host, and waits for all earlier kernels and for the copy.
   void (*download)(void* to, const void* from, std::size_t bytes) = nullptr;
   /// Waits until the device has finished all work.
   void (*synchronize)(memory::Device device) = nullptr;
-  /// How often the host has waited for a device, in this process.
+  /// How often the host has waited for a device in this process.
   std::uint64_t (*synchronization_count)() = nullptr;
-  /// Pinned host memory, for transfers beside the kernels. Throws OutOfMemory.
+  /// Pinned host memory, for transfers that overlap kernels. Throws OutOfMemory.
   void* (*allocate_pinned)(std::size_t bytes) = nullptr;
   void (*free_pinned)(void* memory) noexcept = nullptr;
-  /// Begins a copy between pinned and device memory, behind earlier kernels and beside later ones. The result goes to
-  /// end_transfer, once.
+  /// Begins a copy between pinned and device memory, which waits for earlier kernels and overlaps later ones. Each
+  /// result must go to end_transfer once.
   void* (*begin_transfer)(memory::Device device, void* to, const void* from, std::size_t bytes) = nullptr;
   /// Makes later kernels wait for the transfer. The host does not wait.
   void (*end_transfer)(memory::Device device, void* transfer) = nullptr;
   /// All usable GPUs. Throws DeviceError without a driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
-  /// Captures this thread's launches on a device instead of running them, up to end_capture, which gives a handle (or
-  /// with `is_wanted` false drops the capture, and does not throw). Meanwhile uploads, downloads and synchronizations
+  /// Captures this thread's launches on a device instead of running them, until end_capture, which returns a handle (or
+  /// with `is_wanted` false drops the capture and does not throw). Meanwhile uploads, downloads and synchronizations
   /// throw DeviceError.
   void (*begin_capture)(memory::Device device) = nullptr;
   void* (*end_capture)(memory::Device device, bool is_wanted) = nullptr;
-  /// Launches a captured graph, behind earlier launches.
+  /// Launches a captured graph, after earlier launches.
   void (*replay)(memory::Device device, void* capture) = nullptr;
-  /// The number of kernels and copies in it.
+  /// Number of kernels and copies in a captured graph.
   std::size_t (*captured_launches)(void* capture) = nullptr;
-  /// Waits for its replays and frees it.
+  /// Waits for a graph's replays and frees it.
   void (*forget)(memory::Device device, void* capture) noexcept = nullptr;
-  /// Queries the device; makes the process's context there if it has none. Does not wait for kernels.
+  /// Queries the device; creates the process's context there if it has none. Does not wait for kernels.
   DeviceMemory (*memory)(memory::Device device) = nullptr;
-  /// The number of the project's kernels that the host has launched, in this process; a replay launches none.
+  /// Number of the project's kernels that the host has launched in this process; replays add nothing.
   std::uint64_t (*launch_count)() = nullptr;
-  /// Compute capability of GPU `index`, 10 major + minor; 0 without such a GPU. Makes no context.
+  /// Compute capability of GPU `index`, 10 major + minor; 0 without such a GPU. Creates no context.
   int (*capability)(int index) = nullptr;
   /// Counts of the libraries' calls and refusals so far.
   LibraryUse (*library_use)() = nullptr;
@@ -89,7 +89,7 @@ struct DeviceRuntime {
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA
 
-/// Throws DeviceError when this build has none for the device.
+/// Throws DeviceError when this build has no runtime for the device.
 const DeviceRuntime& device_runtime(memory::Device device);
 
 }  // namespace thimble::kernels

@@ -1,7 +1,7 @@
 #pragma once
-// The FP8 kernel family: scales, codes and their values (core/ops/quant/fp8.h), and on devices with FP8 units, products
-// of codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same bits on
-// every device, with any number of threads.
+// The FP8 kernel family: scales, codes and their values (core/ops/quant/fp8.h), and products of codes on devices with
+// FP8 units. Magnitudes are maxima of integers and elements are independent, so scales and codes have the same bits on
+// every device and with any number of threads.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace thimble::kernels {
 
-/// The scale of a dense tensor, and its record.
+/// The scale of a dense tensor, and the record of its amax.
 struct Fp8ScaleArgs {
   const void* values = nullptr;
   std::int64_t count = 0;
@@ -21,14 +21,14 @@ struct Fp8ScaleArgs {
   int margin = 0;
   const float* known = nullptr;  ///< used unless it is null or holds 0
   float* scale = nullptr;        ///< written
-  float* history = nullptr;      ///< `length` of them; null to record nothing
+  float* history = nullptr;      ///< `length` entries; null to record nothing
   std::int64_t length = 0;
   float* next_scale = nullptr;
-  std::int64_t* steps = nullptr;  ///< recorded so far, 1 + number of the last
+  std::int64_t* steps = nullptr;  ///< two numbers: steps recorded so far, 1 + the last one's number
   std::int64_t step = 0;
 };
 
-/// Codes of a dense tensor, and their values; either may be null. `decoded` may be `values` where that is bf16.
+/// Codes of a dense tensor, and the codes' values; either may be null. `decoded` may be `values` if those are bf16.
 struct Fp8CastArgs {
   const void* values = nullptr;
   std::int64_t count = 0;
@@ -57,7 +57,7 @@ struct Fp8TurnArgs {
   DType dtype = DType::bf16;  ///< floating; code_dtype if values are codes already
   std::int64_t rows = 0, columns = 0, row_stride = 0;
   DType code_dtype = DType::f8e4m3;
-  const float* scale = nullptr;   ///< null where values are codes
+  const float* scale = nullptr;   ///< null if values are codes
   std::uint8_t* codes = nullptr;  ///< dense (rows, columns), as from fp8_cast; may be null
   std::uint8_t* turned = nullptr;
   std::int64_t turned_stride = 0;
@@ -71,7 +71,7 @@ struct Fp8ScaleGrid {
   float* to = nullptr;
   std::int64_t to_stride = 0;
 };
-/// Both operands' in one launch.
+/// Places the scales of both operands in one launch.
 struct Fp8ScalesArgs {
   Fp8ScaleGrid a, b;
 };

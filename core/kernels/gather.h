@@ -9,8 +9,8 @@
 
 namespace thimble::kernels {
 
-/// The first index, in row-major order, that is out of range; position -1 without one. Elements at bad indices are
-/// neither read nor written.
+/// The first index, in row-major order, that is out of range, or position -1. Elements at bad indices are neither read
+/// nor written.
 struct BadIndex {
   std::int64_t position = -1;  ///< of the result
   std::int64_t value = 0;
@@ -28,8 +28,8 @@ struct EmbeddingArgs {
   void* out = nullptr;
 };
 
-/// dtable[r] = sum of dy[p] over the positions p with ids[p] == r, ascending: blocks of `embedding_block` rows in the
-/// compute type, blocks in f64; rows without an id are zero. All ids are in range. Row r of a shard has id first + r.
+/// dtable[r] = sum of dy[p] over the positions p with ids[p] == r, ascending, in f64 over blocks of `embedding_block`
+/// rows, each in the compute type. Rows without an id are 0. All ids are in range. Row r of a shard has id first + r.
 struct EmbeddingGradArgs {
   std::int64_t rows = 0, columns = 0, positions = 0;
   std::int64_t first = 0;
@@ -45,8 +45,8 @@ constexpr std::int64_t embedding_order_elements(std::int64_t rows, std::int64_t 
   return rows + 1 + positions;
 }
 
-/// Lines along one axis: out[line, j] = x[line, index[line, j]]. `lines` is the shape of the lines; strides in
-/// elements, those of index 0 where it repeats. out is dense.
+/// Lines along one axis: out[line, j] = x[line, index[line, j]]. `lines` is the shape of the lines. Strides are in
+/// elements, with 0 where index repeats. out is dense.
 struct GatherArgs {
   Shape lines, x_strides, index_strides, out_strides;     ///< strides from line to line
   std::int64_t x_length = 0;                              ///< elements of a line of x

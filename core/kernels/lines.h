@@ -41,8 +41,8 @@ struct ProdGradArgs {
   void* dx = nullptr;        ///< may be x
 };
 
-/// order[r] = the places of the first `count` elements of row r in sorted order: equal ones in the order of their
-/// places, NaN larger than all. x (rows, length) and order (rows, count) are dense.
+/// order[r] = the places of the first `count` elements of row r in sorted order. Equal elements keep their order, and
+/// NaN is larger than all. x (rows, length) and order (rows, count) are dense.
 struct SortArgs {
   std::int64_t rows = 0, length = 0, count = 0;
   DType dtype = DType::f32;
@@ -51,13 +51,13 @@ struct SortArgs {
   std::int32_t* order = nullptr;
   std::int32_t* workspace = nullptr;  ///< sort_workspace_elements(...)
 };
-/// i32 elements, on CUDA devices: two orders between which runs are merged.
+/// i32 elements, on CUDA devices only: two orders, between which runs are merged.
 constexpr std::int64_t sort_workspace_elements(memory::Device device, std::int64_t rows, std::int64_t length) noexcept {
   return device.is_cuda() ? 2 * rows * length : 0;
 }
 
 /// places[r, s] = the first j with sums[r, j] > point[r, s] sums[r, length - 1]: the class that a point in [0, 1)
-/// picks, never one that adds nothing to the running sums (rows, length). All dense; length > 0.
+/// picks, never one that adds nothing to the running sums (rows, length). All arrays are dense; length > 0.
 struct ChooseArgs {
   std::int64_t rows = 0, length = 0, count = 0;
   const double* sums = nullptr;

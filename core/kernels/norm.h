@@ -59,7 +59,7 @@ struct RowNormGradArgs {
   void* partial = nullptr;  ///< row_norm_partial_elements(...) of the compute type, when dweight or dbias is set
 };
 
-/// Workspace of the weight's and the bias's gradients: one row of sums for each block.
+/// Workspace of the gradients of weight and bias: one row of sums for each block.
 constexpr std::int64_t row_norm_partial_elements(std::int64_t rows, std::int64_t length, bool wants_weight,
                                                  bool wants_bias) noexcept {
   const std::int64_t blocks = (rows + row_norm_block - 1) / row_norm_block;
@@ -67,7 +67,7 @@ constexpr std::int64_t row_norm_partial_elements(std::int64_t rows, std::int64_t
 }
 
 /// y = n, max(n, 0), min(max(n, 0), 6), max(n + residual, 0) of the normalised value n. n and n + residual are rounded
-/// to x's dtype: the bits equal separate operators. Where reads_x() is true, backward computes n again from x.
+/// to x's dtype, so the bits match separate operators. Where reads_x() is true, backward computes n again from x.
 enum class NormTail : std::uint8_t { none, relu, relu6, add_relu };
 constexpr bool reads_x(NormTail tail) noexcept { return tail == NormTail::relu || tail == NormTail::relu6; }
 
@@ -102,7 +102,7 @@ struct ChannelNormGradArgs {
   DType dtype = DType::f32;  ///< of x, dy, dx and dresidual
   std::int64_t instances = 0, rows = 0, channels = 0, groups = 0;
   NormTail tail = NormTail::none;
-  bool has_fixed_statistics = false;  ///< independent of x
+  bool has_fixed_statistics = false;  ///< statistics do not depend on x
   const void* x = nullptr;            ///< for a tail that reads_x, for dweight, and for dx unless has_fixed_statistics
   const void* dy = nullptr;
   const void* weight = nullptr;        ///< (channels), compute type; defaults to 1

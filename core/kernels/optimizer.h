@@ -11,8 +11,8 @@
 
 namespace thimble::kernels {
 
-/// How a parameter narrower than f32 is stored. At most one of the three is set; with none the updated value is rounded
-/// to nearest. Ignored for f32 and f64 parameters.
+/// How a parameter narrower than f32 is stored. At most one of `master`, `is_stochastic` and `compensation` is set;
+/// without them the updated value is rounded to nearest. Ignored for f32 and f64 parameters.
 struct NarrowArgs {
   float* master = nullptr;         ///< updated; the parameter becomes its rounded value
   bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/update_rule.h)
@@ -22,7 +22,7 @@ struct NarrowArgs {
                                    ///< updated, and the sum's rounding error is stored here
 };
 
-/// The arguments of every update. Rules without a count of updates ignore `step`.
+/// The arguments of every update. Rules that do not count updates ignore `step`.
 struct UpdateArgs {
   void* parameter = nullptr;
   DType dtype = DType::f32;
@@ -39,26 +39,26 @@ inline constexpr std::int64_t state_block = 256;
 
 /// One number for each element of a parameter, which updates read and write: the first moment has a sign, the second is
 /// a mean of squares. In u8 both are dynamic codes (core/numbers/quant_code.h), signed and unsigned, with the largest
-/// magnitude of each block. A second moment above zero is then never rounded to code 0, which would let the next update
-/// divide by only epsilon, and a non-finite moment makes its whole block NaN.
+/// magnitude of each block as its scale. A second moment above zero is then never rounded to code 0, where the next
+/// update would divide by only epsilon. A non-finite moment makes its whole block NaN.
 struct MomentArgs {
   void* values = nullptr;   ///< may be null
   float* scales = nullptr;  ///< of u8: one per block
 };
 
 /// An elementwise update. A pass over a run of elements reads their moments, updates, and stores the moments again, so
-/// that narrow moments never exist in more digits as a whole.
+/// that narrow moments are never widened as a whole.
 struct ElementArgs : UpdateArgs {
   std::int64_t n = 0;
   MomentArgs first, second;
   DType state_dtype = DType::f32;  ///< of moments: the parameter's compute type, bf16 or u8
 };
-/// By a rule (core/kernels/shared/update_rule.h) with these numbers.
+/// The arguments of an update and the numbers of its rule (core/kernels/shared/update_rule.h).
 template <class Numbers>
 struct ElementUpdate : ElementArgs, Numbers {};
 
-/// d = g + weight_decay p;  m = momentum m + d;  p -= rate (nesterov ? d + momentum m : m), or rate d without m, the
-/// first moment.
+/// d = g + weight_decay p; m = momentum m + d; p -= rate (nesterov ? d + momentum m : m). Without m, the first moment,
+/// p -= rate d.
 struct SgdNumbers {
   double momentum = 0;
   bool nesterov = false;
@@ -66,9 +66,9 @@ struct SgdNumbers {
 };
 using SgdArgs = ElementUpdate<SgdNumbers>;
 
-/// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 -
-/// b^step, with 1 / sqrt(c2) as a factor. Weight decay: decoupled (AdamW) p *= 1 - rate decay before; else g += decay
-/// p.
+/// m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 - b^step,
+/// with 1 / sqrt(c2) as a factor. Weight decay multiplies p by 1 - rate decay before the update if decoupled (AdamW),
+/// else adds decay p to g.
 struct AdamNumbers {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   bool is_decoupled = true;
@@ -102,8 +102,8 @@ struct AdafactorNumbers {
   bool operator==(const AdafactorNumbers&) const = default;
 };
 
-/// Arithmetic in f32. Sums are in f64 in an order that depends only on rows and columns, the same on all devices: a row
-/// in tiles of 256, each in 8 lanes; all rows in 64 ranges; a column in ranges of 64 rows.
+/// Arithmetic in f32. Sums are in f64, in an order that depends only on rows and columns and is equal on all devices: a
+/// row in tiles of 256, each in 8 lanes; all rows in 64 ranges; a column in ranges of 64 rows.
 struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   static constexpr std::int64_t tile = 256, shares = 64, stretch = 64;
   static constexpr int lanes = 8;
@@ -113,8 +113,8 @@ struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   float* momentum = nullptr;       ///< may be null
 };
 
-/// Elements with a separate sum of squares. The sum of a tensor adds its ranges' sums one after the other, so a rank
-/// that holds some of the ranges has their term of the sum.
+/// Elements of a range with a separate sum of squares. A tensor's sum adds the sums of its ranges in order, so a rank
+/// that holds some of the ranges can compute their term.
 inline constexpr std::int64_t square_stretch = 4096;
 
 /// *sum = sum of squares, in f64, in an order that depends only on n.
@@ -141,12 +141,12 @@ struct ClipArgs {
 inline constexpr std::size_t most_listed = 56;
 
 struct OptimizerKernels {
-  /// Updates of many parameters, with the bits of one after the other. On a GPU parameters with equal dtypes and
-  /// numbers share a launch.
+  /// Updates many parameters, with the bits of separate updates. On a GPU, parameters with equal dtypes and numbers
+  /// share a launch.
   void (*update_elements)(const ElementUpdates&) = nullptr;
-  /// Likewise, with one launch for each phase of all that are alike, matrices and vectors together.
+  /// As update_elements. On a GPU, all matrices and vectors with equal numbers share a launch in each phase.
   void (*adafactor)(std::span<const AdafactorArgs>) = nullptr;
-  /// Of many gradients, likewise.
+  /// Sums of squares of many gradients, which share launches on a GPU.
   void (*square_sums)(std::span<const SquareSumArgs>) = nullptr;
   void (*clip)(const ClipNorm&, std::span<const ClipArgs>) = nullptr;
 };

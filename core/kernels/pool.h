@@ -20,12 +20,12 @@ struct PoolWindows {
   std::int64_t taps() const noexcept { return kernel[0] * kernel[1]; }
 };
 
-/// The dtype of an index in the window: u8 up to 255 of them, else i32. The largest value is `no tap`: the window has
-/// no element.
+/// The dtype of an index in a window: u8 for up to 255 elements, else i32. The largest value of the dtype marks a
+/// window without elements.
 constexpr DType pool_tap_dtype(std::int64_t taps) noexcept { return taps <= 255 ? DType::u8 : DType::i32; }
 
-/// y = the largest element of each window, the first in row-major order among equals; NaN is larger than all, the last
-/// one wins; a window without elements gives -inf.
+/// y = the largest element of each window, the first in row-major order among equals. NaN is larger than all, and the
+/// last NaN wins. A window without elements gives -inf.
 struct MaxPoolArgs {
   PoolWindows windows;
   DType dtype = DType::f32;  ///< of x and y
@@ -53,7 +53,7 @@ struct AveragePoolArgs {
   void* y = nullptr;        ///< dx in backward
 };
 
-/// y[n, c] = mean over rows of x[n, rows, c]: blocks of `pool_block` rows in the compute type, blocks in f64.
+/// y[n, c] = mean over rows of x[n, rows, c]: the compute type within a block of `pool_block` rows, f64 across blocks.
 struct GlobalAveragePoolArgs {
   std::int64_t images = 0, rows = 0, channels = 0;
   DType dtype = DType::f32;
@@ -62,8 +62,8 @@ struct GlobalAveragePoolArgs {
 };
 inline constexpr std::int64_t pool_block = 64;
 
-/// Images of another size, (N, in[0], in[1], C) -> (N, out[0], out[1], C): each output is the sum of its inputs by the
-/// product of their weights along both axes. In backward each input's gradient is such a sum over its outputs.
+/// Resizes images (N, in[0], in[1], C) to (N, out[0], out[1], C): each output is the sum of its inputs times the
+/// product of their weights along both axes. Backward sums over the outputs of each input with the same weights.
 struct ResampleArgs {
   std::int64_t images = 0, channels = 0;
   std::array<ResampleAxis, 2> axes{};

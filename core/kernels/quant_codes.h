@@ -1,7 +1,7 @@
 #pragma once
-// The kernels of a net of 8-bit codes beside convolutions: codes from numbers and back, pools, means and sums. A code q
-// represents (q - zero) scale. Every number is computed in f32, each operation rounded separately, and becomes a code
-// by rounding half to even and clamping to low .. high; all instruction sets and numbers of threads give the same bits.
+// The kernels other than convolution of a net of 8-bit codes: codes from numbers and back, pools, means and sums. A
+// code q represents (q - zero) scale. Numbers are computed in f32, each operation rounded separately, and become codes
+// by rounding half to even and clamping to low .. high. The bits do not depend on instruction set or threads.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 
 namespace thimble::kernels {
 
-/// The numbers of codes. 0 <= low <= zero <= high <= 255.
+/// How codes represent numbers; 0 <= low <= zero <= high <= 255.
 struct CodeScale {
   float scale = 1;
   int zero = 0, low = 0, high = 255;

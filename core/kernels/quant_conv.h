@@ -1,6 +1,6 @@
 #pragma once
 // Convolution and matrix product of 8-bit codes: u8 activations, i8 weights, exact sums in 32 bits, and an epilogue
-// that gives u8 codes (or f32) at once.
+// that turns the sums into u8 codes or f32.
 //
 //   run      bytes of an image line that one line of the kernel sees, KW C of them (C, where the kernel is dilated)
 //   group    4 bytes of a run (8, where there are at most 8 filters) that one lane of an instruction sums
@@ -33,7 +33,7 @@ struct QuantConvArgs {
   const std::uint8_t* x = nullptr;
   int x_zero = 0;
   const void* packed = nullptr;        ///< from pack_quant_weight(); aligned to 64
-  const std::int32_t* bias = nullptr;  ///< quant_padded_filters() of them, as of scale
+  const std::int32_t* bias = nullptr;  ///< quant_padded_filters() elements, as is scale
   const float* scale = nullptr;
   const std::uint8_t* residual = nullptr;  ///< null, or laid out as y, dense
   float residual_scale = 0;
@@ -43,25 +43,25 @@ struct QuantConvArgs {
   int zero = 0, low = 0, high = 255;  ///< 0 <= low <= zero <= high <= 255
 };
 
-/// The most runs that a kernel may have: KH, or KH KW where dilation_w is not 1.
+/// Limit on the number of runs, quant_runs(): KH, or KH KW where dilation_w is not 1.
 inline constexpr std::int64_t quant_max_runs = 64;
 std::int64_t quant_runs(const ConvShape& shape) noexcept;
 
-/// Elements of bias and scale, the last ones padding: a multiple of 16.
+/// Elements of bias and scale: the filters, padded to a multiple of 16.
 std::int64_t quant_padded_filters(const ConvShape& shape) noexcept;
 
-/// Bytes of packed weights, a function of filters, channels and kernel. The format is the same for all units.
+/// Bytes of packed weights, which depend only on filters, channels and kernel. All units read one format.
 std::size_t quant_packed_bytes(const ConvShape& shape) noexcept;
 /// Packs weight (O, KH, KW, C), dense. `packed`: quant_packed_bytes() bytes.
 void pack_quant_weight(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept;
 void unpack_quant_weight(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept;
 
-/// Bytes of workspace: a pure function of shape and threads, at most 64 KiB per thread, or the lines that one line of
-/// the result needs where these are more.
+/// Bytes of workspace: a pure function of shape and threads. At most 64 KiB per thread, or the lines that one line of
+/// the result needs where these take more.
 std::size_t quant_conv_workspace_bytes(const ConvShape& shape, int threads) noexcept;
 
-/// Computes `args` with a workspace of that many bytes, aligned to 64. All units and any number of threads give the
-/// same bits. Allocates nothing and throws nothing; sums stay below 2^31 for K <= 65793.
+/// Computes `args` with a workspace of quant_conv_workspace_bytes(), aligned to 64. All units and any number of threads
+/// give the same bits. Allocates nothing and throws nothing; sums stay below 2^31 for K <= 65793.
 void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
 
 /// A device's kernels. Weights are packed and unpacked in host memory, whatever the device.

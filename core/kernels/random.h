@@ -12,8 +12,8 @@ namespace thimble::kernels {
 
 enum class Distribution : std::uint8_t { uniform, normal, truncated_normal, bernoulli };
 
-/// out[i] = number first_element + i of the site, i < elements. A Philox block serves four elements of every dtype but
-/// f64, whose numbers take 53 bits: there it serves two. (Bernoulli: four, always.)
+/// out[i] = number first_element + i of the site, i < elements. A Philox block serves four elements, but only two in
+/// f64, whose numbers take 53 bits. (Bernoulli takes four in f64 as well.)
 struct RandomFillArgs {
   Distribution distribution = Distribution::uniform;
   double offset = 0, factor = 1;     ///< the result is offset + factor x (the standard number)

@@ -10,14 +10,14 @@
 namespace thimble::kernels {
 
 /// An LSTM's step: gates (rows, 4 width) before their functions, in the order i, f, g, o; c = f c_before + i g, h = o
-/// tanh(c). Cells and gradients without another word are in the compute type of `dtype`; all is dense.
+/// tanh(c). Cells and gradients are in the compute type of `dtype` unless noted; all arrays are dense.
 struct LstmStepArgs {
   std::int64_t rows = 0, width = 0;
   DType dtype = DType::f32;  ///< of gates, h and dy
   void* gates = nullptr;     ///< in backward replaced by their gradients
   const void* before = nullptr;
   void* cell = nullptr;      ///< written; read in backward
-  void* h = nullptr;         ///< written; not in backward, nor where it is null
+  void* h = nullptr;         ///< written by forward; may be null
   const void* dy = nullptr;  ///< gradient of h from the layer above
   const void* dh = nullptr;  ///< gradient of h from the later step
   void* dc = nullptr;        ///< gradient of the cell, replaced by the gradient of the cell before
@@ -29,11 +29,11 @@ struct GruStepArgs {
   std::int64_t rows = 0, width = 0;
   DType dtype = DType::f32;  ///< of gates, states and dy
   void* x_gates = nullptr;   ///< in backward replaced by their gradients
-  void* h_gates = nullptr;   ///< likewise
+  void* h_gates = nullptr;   ///< in backward replaced by their gradients
   const void* before = nullptr;
-  void* h = nullptr;         ///< written; not in backward
+  void* h = nullptr;         ///< written by forward
   const void* dy = nullptr;  ///< gradient of h from the layer above
-  void* dh = nullptr;        ///< gradient of h from the later step, replaced by dh z: without the gates' share
+  void* dh = nullptr;        ///< gradient of h from the later step, replaced by dh z, its direct path to h_before
 };
 
 struct RecurrentKernels {

@@ -1,7 +1,7 @@
 #pragma once
-// The reduction kernel family. The order in which elements of one reduction are combined depends only on its length:
-// blocks of `reduce_block` elements one after the other in the compute type, block results in f64 within ranges of
-// `reduce_stretch`, range results one after the other. Layout, rows and threads do not matter.
+// The reduction kernel family. The order in which one reduction combines elements depends only on its length: in the
+// compute type, one after the other, within blocks of `reduce_block` elements; blocks in f64 within ranges of
+// `reduce_stretch`; ranges one after the other. Layout, rows and threads do not matter.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace thimble::kernels {
 inline constexpr std::int64_t reduce_block = 128;
 inline constexpr std::int64_t reduce_stretch = 1 << 16;
 
-/// The summand, with x the input and c the other operand.
+/// The term of a sum, with x the input and c the other operand.
 enum class ReduceMap : std::uint8_t {
   value,                ///< x
-  squared_difference,   ///< (x - c)^2; this and `product` in f64: nothing of f32 values overflows or vanishes
+  squared_difference,   ///< (x - c)^2; like `product` in f64, where nothing of f32 values overflows or vanishes
   product,              ///< x c
   exp_difference,       ///< e^(x - c), with c = 0 where c is not finite
-  absolute_difference,  ///< |x - c|; this and the next ones as core/kernels/functors/reduction_functors.h has them
+  absolute_difference,  ///< |x - c|; this and the next three are defined in core/kernels/functors/reduction_functors.h
   huber,                ///< the parameter is delta
   bce_with_logits,      ///< the parameter is the weight of positive targets
   kl_divergence         ///< the parameter is 1 where c is a logarithm, else 0
@@ -35,8 +35,8 @@ struct ReduceOperand {
 
 /// out[k] = (sum over r of map(in[k, r], other[k, r])) / divisor; for exp_difference out[k] = other[k] + log(sum), and
 /// `other` must be dense over k, constant over r, and of the compute type. k runs over `kept`, r over `reduced`, both
-/// in row-major order. The output is dense and may be `other`. Integers are summed in i64 and take the map `value` and
-/// the divisor 1 only.
+/// in row-major order. The output is dense and may be `other`. Integers are summed in i64 and take only the map `value`
+/// and the divisor 1.
 struct ReduceArgs {
   Shape kept, reduced;
   ReduceOperand in;
@@ -75,7 +75,7 @@ struct PlaceArgs {
   Shape out_kept_strides, out_reduced_strides;
 };
 
-/// Doubles needed between the two stages of a long reduction; 0 when one stage suffices.
+/// Doubles between the two stages of a long reduction; 0 when one stage suffices.
 std::int64_t reduce_partial_elements(std::int64_t kept, std::int64_t reduced) noexcept;
 
 struct ReduceKernels {

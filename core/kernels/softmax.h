@@ -10,8 +10,8 @@ namespace thimble::kernels {
 ///   log-softmax  y = z - max z - log sum exp(z - max z)
 /// `causal_queries` > 0: the last axis of `outer` counts queries t < causal_queries, and elements s > t + (length -
 /// causal_queries) are masked: they take no part and get y = 0 (softmax only). On the CPU exponentials are
-/// exp_below.h's: below e^-87 they are zero, and instruction sets with a fused multiply-add round them differently from
-/// the generic one.
+/// exp_below.h's: zero below e^-87, and rounded differently on the generic instruction set, which lacks the fused
+/// multiply-add of the others.
 struct SoftmaxArgs {
   Shape outer;  ///< every axis but the row's
   std::int64_t length = 0;

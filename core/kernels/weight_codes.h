@@ -20,8 +20,8 @@ struct Nf4Args {
   void* values = nullptr;  ///< read by encode, written by decode
   DType dtype = DType::f32;
   std::uint8_t* codes = nullptr;  ///< (elements + 1) / 2
-  float* amax = nullptr;          ///< of each block; for decode less *offset
-  float* offset = nullptr;        ///< of decode and center
+  float* amax = nullptr;          ///< one per block; for decode less *offset
+  float* offset = nullptr;        ///< used by decode and center
 };
 
 struct Nf4Kernels {
@@ -40,8 +40,8 @@ extern const Nf4Kernels* const nf4_cuda;  ///< null in a build without CUDA
 /// Throws DeviceError when this build has no kernels for the device.
 const Nf4Kernels& nf4_kernels(memory::Device device);
 
-// ---- Q8_0: 32 numbers as one scale d (f16, little-endian) and 32 codes (i8), 34 bytes. d = amax / 127, and code = x
-// times 1 / d rounded half to even, both with d in f32; the value of a code is code times the stored d.
+// ---- Q8_0: 32 numbers as one scale d (f16, little-endian) and 32 codes (i8), 34 bytes. d = amax / 127, and a code is
+// x times 1 / d, rounded half to even, with d in f32; a code's value is the code times the stored d.
 //
 // Codes and scales equal core/ops/quant/quantize.h with i8, flat(32) and scales in f16 (a test compares them). There
 // they are two tensors; here a block is one run of bytes, as in ggml's files, and a dot product's operands are

@@ -119,8 +119,8 @@ template <class Op, int W>
 inline constexpr bool passes = (W == 0 && requires { requires Op::passes_lhs; }) ||
                                (W == 1 && requires { requires Op::passes_rhs; });
 
-/// The tensors that the gradient with respect to operand W keeps (bits 0..2: operands, bit 3: output); -1 without a
-/// gradient.
+/// The tensors that the gradient with respect to operand W keeps (bits 0..2: operands, bit 3: output), or -1 if there
+/// is no gradient.
 template <class Op, int W>
 inline constexpr int keeps = W < operands<Op> ? find_keeps<Op, W>() : -1;
 

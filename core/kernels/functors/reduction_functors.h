@@ -73,7 +73,7 @@ struct Huber {
 };
 
 /// y = p t log(1 + e^-z) + (1 - t) log(1 + e^z): binary cross entropy of a logit z and a target t in [0, 1], p the
-/// weight of positive targets. No terms cancel, however far z is. Keeps both.
+/// weight of positive targets. No terms cancel, however large |z| is. Keeps both.
 struct BceWithLogits {
   static constexpr const char* name = "bce_with_logits";
   double positive_weight = 1;
@@ -129,7 +129,7 @@ struct KlDivergence {
   }
 };
 
-/// The functor of a map of pairs of the reduction kernels (core/kernels/reduce.h).
+/// The functor that evaluates a map of the reduction kernels (core/kernels/reduce.h) on a pair.
 template <kernels::ReduceMap map>
 constexpr auto pair_functor([[maybe_unused]] double parameter) {
   using kernels::ReduceMap;

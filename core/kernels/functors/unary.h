@@ -214,7 +214,7 @@ struct GeluTanh {
   THIMBLE_HD T fwd(T x) const {
     return x * math::sigmoid(x * (T(scale) + T(cubic) * x * x));
   }
-  // Beyond x^2 = 10^4 the sigmoid is 0 or 1; there x^2 may be infinite, and 0 times that is NaN.
+  // Beyond x^2 = 10^4 the sigmoid is 0 or 1; x^2 may be infinite there, and 0 times infinity is NaN.
   template <class T>
   THIMBLE_HD T bwd(In<T> in, T dy) const {
     const T x = in, all = x * x, square = math::select_if_near(all, T(1e4), all, T(1e4));
@@ -235,7 +235,7 @@ struct GeluErf {
   THIMBLE_HD T bwd(In<T> in, T dy) const {
     const T x = in;
     const math::Normal<T> normal = math::normal(x);
-    // The bell of an f32 ends at e^-87, of an f64 at 0: from x^2 = 1490 on x phi(x) is 0.
+    // Far out the bell stays at e^-87 in f32 and reaches 0 in f64: from x^2 = 1490 on, x phi(x) is 0.
     const T near = math::select_if_near(x * x, T(1490), x, T(0));
     return dy * (normal.cdf + near * T(inverse_sqrt_2pi) * normal.bell);
   }
@@ -382,7 +382,7 @@ struct MulScalar {
   }
 };
 
-// ---- Quantization as a future int8 net meets it during training.
+// ---- Quantization in training, as an int8 net made from the weights will apply it.
 
 /// y = (q - zero) s with the code q = clamp(round(x / s) + zero, low, high), rounded half to even: x after a round trip
 /// through 8 bits. Operands (x, s); s > 0 broadcasts, one scale for a tensor or one for each channel.
@@ -406,8 +406,8 @@ struct FakeQuantize {
   }
 
  private:
-  /// x to the nearest whole number; values beyond all codes stay so, and NaN stays NaN. Adding 1.5 times the power of
-  /// two from which on floats have no fraction rounds.
+  /// x rounded to the nearest integer; values beyond all codes stay beyond them, and NaN stays NaN. Adding 1.5 times
+  /// the power of two above which floats have no fraction does the rounding.
   template <class T>
   THIMBLE_HD T rounded(T x) const {
     constexpr T shift = sizeof(T) == 4 ? T(12582912) : T(6755399441055744);

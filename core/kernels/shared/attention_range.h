@@ -1,6 +1,6 @@
 #pragma once
-// The range of keys that a query of attention sees, from causality, a window and documents together. Both ends ascend
-// with the query, so a tile of queries sees the keys from its first one's begin to its last one's end.
+// The range of keys that a query of attention sees, given causality, a window and documents. Both ends ascend with the
+// query, so a tile of queries sees the keys from its first query's begin to its last query's end.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@ struct KeyRange {
   std::int64_t begin, end;
 };
 
-/// The first of n ascending numbers that is at least `least`; n without one.
+/// Index of the first of n ascending numbers that is at least `least`, or n.
 constexpr std::int64_t first_from(const std::int32_t* numbers, std::int64_t n, std::int64_t least) {
   std::int64_t begin = 0;
   while (begin < n) {
@@ -24,7 +24,7 @@ constexpr std::int64_t first_from(const std::int32_t* numbers, std::int64_t n, s
   return begin;
 }
 
-/// Of query t of sample b. Problem: AttentionProblem, or a type with its fields.
+/// The range of query t of sample b. Problem: AttentionProblem, or a type with its fields.
 template <class Problem>
 constexpr KeyRange seen_range(const Problem& p, std::int64_t b, std::int64_t t) {
   const std::int64_t at = t + p.keys - p.queries;  // the query's own key
@@ -43,7 +43,7 @@ constexpr KeyRange seen_range(const Problem& p, std::int64_t b, std::int64_t t) 
   return seen;
 }
 
-/// The queries [begin, end) of sample b that see at least one of the keys [first, last); empty if none.
+/// The queries [begin, end) of sample b that see at least one of the keys [first, last); may be empty.
 template <class Problem>
 constexpr KeyRange seeing_range(const Problem& p, std::int64_t b, std::int64_t first, std::int64_t last) {
   // From the first query whose range ends behind `first` to the last whose range begins before `last`.

@@ -9,7 +9,7 @@
 
 namespace thimble::kernels {
 
-/// The code of an infinity, without its sign. E4M3 has none: its NaN.
+/// The code of an infinity, without its sign; in E4M3, which has no infinity, the code of NaN.
 template <class Code>
 THIMBLE_HD constexpr std::uint32_t fp8_infinity_code() noexcept {
   return Code::largest == 448.0f ? 0x7Fu : 0x7Cu;
@@ -29,7 +29,7 @@ THIMBLE_HD inline std::uint8_t fp8_code(float value, float inverse) noexcept {
   return static_cast<std::uint8_t>(code);
 }
 
-/// A code's value times a factor, as the bits of a bf16; exact there, so its upper half is all of it.
+/// A code's value times a factor, as the bits of a bf16. The product is exact in bf16: the float's lower half is zero.
 template <class Code>
 THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code, float factor) noexcept {
   return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code) * factor) >> 16);
@@ -39,7 +39,7 @@ THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code) noexcept {
   return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code)) >> 16);
 }
 
-/// Element by element of Fp8ScalesArgs.
+/// Evaluates one element of Fp8ScalesArgs.
 struct PlaceFp8Scales {
   Fp8ScalesArgs args;
 
@@ -68,8 +68,8 @@ struct Fp8Place {
   std::int64_t index;
 };
 
-/// The entry of generator step `step` in a ring of `length`, counted in `steps` (Fp8ScaleArgs) when it is new. Counts
-/// are unsigned here: whatever they are, the index is inside the ring.
+/// The entry of generator step `step` in a ring of `length`; counts the step in `steps` (Fp8ScaleArgs) if it is new.
+/// Counts are unsigned here, so that the index is inside the ring whatever they hold.
 THIMBLE_HD inline Fp8Place fp8_place(std::int64_t* steps, std::int64_t step, std::int64_t length) noexcept {
   const std::uint64_t number = static_cast<std::uint64_t>(step) + 1;
   auto recorded = static_cast<std::uint64_t>(steps[0]);
@@ -87,7 +87,7 @@ inline constexpr double fp8_scale_min = 0x1p-60, fp8_scale_max = 0x1p100;
 THIMBLE_HD inline float fp8_scale_from(float amax, DType dtype, int margin) noexcept {
   if (!fp8_is_finite(amax)) return bit_cast<float>(0x7FC00000u);
   if (amax == 0) return 1;
-  margin = margin < -900 ? -900 : margin > 900 ? 900 : margin;  // beyond it the result is one of the ends either way
+  margin = margin < -900 ? -900 : margin > 900 ? 900 : margin;  // beyond these the result is clamped anyway
   const double power = bit_cast<double>(static_cast<std::uint64_t>(1023 + margin) << 52);
   const double scale = static_cast<double>(amax) / (dtype == DType::f8e4m3 ? 448.0 : 57344.0) * power;
   return static_cast<float>(scale < fp8_scale_min ? fp8_scale_min : scale > fp8_scale_max ? fp8_scale_max : scale);

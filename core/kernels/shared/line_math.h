@@ -18,7 +18,7 @@ THIMBLE_HD inline bool comes_before(T a, std::int64_t i, T b, std::int64_t j, bo
   return is_descending ? is_more : is_less;
 }
 
-/// The factors of a line but one: products are kept without zeros and infinities, which are counted, but with the
+/// The product of all factors of a line but one. It leaves out zeros and infinities, which are counted, but keeps the
 /// infinities' signs.
 template <class T>
 struct Factors {
@@ -48,10 +48,10 @@ struct Factors {
   }
 };
 
-/// kernels::ChooseArgs, of one row.
+/// One row of kernels::ChooseArgs.
 THIMBLE_HD inline std::int64_t chosen_place(const double* sums, std::int64_t length, double point) {
   const double total = sums[length - 1], at = point * total;
-  const bool is_last = !(at < total);  // rounding: the last place that adds something
+  const bool is_last = !(at < total);  // only by rounding; take the last place that adds something
   std::int64_t low = 0, high = length - 1;
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;

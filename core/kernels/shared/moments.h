@@ -9,11 +9,11 @@ namespace thimble::kernels {
 struct Moments {
   double count = 0, mean = 0, m2 = 0;
 
-  /// Adds other elements.
+  /// Merges the moments of other elements.
   THIMBLE_HD void merge(const Moments& other) {
     if (other.count != 0) merge(other, other.count / (count + other.count));
   }
-  /// The same, given their fraction of all elements.
+  /// Merges with the other elements' fraction of all given.
   THIMBLE_HD void merge(const Moments& other, double share) {
     const double delta = other.mean - mean;
     mean += delta * share;
@@ -25,12 +25,12 @@ struct Moments {
 };
 
 /// Whether a sum of squares in f32 has left its range: it overflowed, or it is so small that squares have lost digits
-/// and epsilon does not hide it. The caller recomputes it in f64, where no square of an f32 overflows.
+/// and epsilon does not hide the loss. The caller recomputes it in f64, where no square of an f32 overflows.
 THIMBLE_HD inline bool leaves_f32(double squares, double epsilon) {
   return !(squares <= 0x1p+200) || (squares < 0x1p-110 && epsilon < 0x1p-110);
 }
 
-/// Below this rstd x - mean may overflow in f32; below it and above its reciprocal rstd^2 may not be a normal number.
+/// Below this rstd, x - mean may overflow in f32; below it or above its reciprocal, rstd^2 may not be a normal number.
 inline constexpr float far_rstd = 0x1p-60f;
 
 /// (x - mean) scale where x - mean may overflow, as it may with a small scale. The powers of two change no other bit.

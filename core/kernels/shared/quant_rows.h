@@ -4,7 +4,7 @@
 //   packed   (O, depth) i8, rows along the sum: (kh, kw, c) as in the dense weight, zeros from KH KW C on up to depth,
 //            a multiple of 16; behind them (O) i32, 128 times the sum of each row
 //
-// IMMA multiplies i8 with i8. It gets x - 128 for u8 codes x, and the sums get 128 sum of w back.
+// IMMA multiplies i8 by i8: it takes x - 128 for u8 codes x, and 128 times the sum of w is added to each result.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,13 +29,13 @@ THIMBLE_HD inline std::uint8_t quant_code(float v, const CodeScale& to) noexcept
   return quant_code(v, to.zero, to.low, to.high);
 }
 
-/// The code of a number; NaN becomes 0's code, and an error outside.
+/// The code of a number; NaN becomes the code of 0, and the caller reports it.
 THIMBLE_HD inline std::uint8_t code_of(float x, const CodeScale& to) noexcept {
   const float v = x / to.scale;
   return quant_code(v == v ? v : 0.0F, to);
 }
 
-/// y[at] of filter o, from the sum of products with the bias.
+/// Stores y[at] of filter o, given the sum of the products and the bias.
 THIMBLE_HD inline void store_quant_conv(const QuantConvArgs& a, std::int64_t at, std::int64_t o,
                                         std::int32_t sum) noexcept {
   float v = static_cast<float>(sum) * a.scale[o];
@@ -51,7 +51,7 @@ THIMBLE_HD inline void store_quant_conv(const QuantConvArgs& a, std::int64_t at,
 
 namespace thimble::kernels {
 
-/// Limit of the workspace of a product by cuBLASLt.
+/// Limit of the workspace of cuBLASLt's products.
 inline constexpr std::int64_t max_quant_workspace_bytes = std::int64_t{32} << 20;
 
 std::int64_t quant_rows_depth(const ConvShape& shape) noexcept;
@@ -60,13 +60,13 @@ void pack_quant_rows(const ConvShape& shape, const std::int8_t* weight, void* pa
 void unpack_quant_rows(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept;
 
 /// True where the convolution is a matrix product that cuBLASLt supports for i8: one tap, every pixel, no padding,
-/// channels and filters in multiples of 16 (TN, 4 bytes from row to row would do). Depends only on the shape.
+/// channels and filters in multiples of 16 (its TN layout needs only multiples of 4). Depends only on the shape.
 bool is_library_quant_conv(const ConvShape& shape) noexcept;
 
-/// Pixels that cuBLASLt multiplies at once: as many as fit in the workspace, 16 at least.
+/// Pixels that cuBLASLt multiplies at once: all that fit in the workspace, at least 16.
 std::int64_t quant_window_rows(const ConvShape& shape) noexcept;
 
-/// Their codes as i8 and their sums as i32, up to max_quant_workspace_bytes; 0 where the library is not used.
+/// Bytes of their i8 codes and i32 sums, up to max_quant_workspace_bytes; 0 where the library is not used.
 std::size_t cuda_quant_conv_bytes(const ConvShape& shape, int threads) noexcept;
 
 }  // namespace thimble::kernels

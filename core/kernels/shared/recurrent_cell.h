@@ -9,13 +9,13 @@ namespace thimble::kernels {
 
 template <class T>
 struct LstmUnit {
-  T i, f, g, o;  ///< after their functions
+  T i, f, g, o;  ///< after the sigmoid or tanh
   THIMBLE_HD LstmUnit(T i_in, T f_in, T g_in, T o_in)
       : i(math::sigmoid(i_in)), f(math::sigmoid(f_in)), g(math::tanh(g_in)), o(math::sigmoid(o_in)) {}
   THIMBLE_HD T cell(T before) const { return f * before + i * g; }
   THIMBLE_HD T state(T cell) const { return o * math::tanh(cell); }
 
-  /// Gradients of the gates' inputs, and of the cell before, from the gradients of state and cell.
+  /// Gradients of the gates' inputs and of the cell before, given the gradients of state and cell.
   struct Gradient {
     T i, f, g, o, before;
   };
@@ -33,7 +33,7 @@ struct GruUnit {
       : r(math::sigmoid(x_r + h_r)), z(math::sigmoid(x_z + h_z)), n(math::tanh(x_n + r * h_n)) {}
   THIMBLE_HD T state(T before) const { return (T(1) - z) * n + z * before; }
 
-  /// Gradients of the gates' inputs: of x's n; h's n has r times that. `before` is without the gates' share.
+  /// Gradients of the gates' inputs; `n` is for x_n, and h_n gets r times it. `before` is only the direct path, z dh.
   struct Gradient {
     T r, z, n, h_n, before;
   };

@@ -1,6 +1,6 @@
 #pragma once
-// One axis of an image that changes its size: which inputs an output is a mean of, and with which weights. Positions
-// are computed in integers, exactly.
+// One axis of an image that changes its size: the inputs that an output averages, and their weights. Positions are
+// exact, in integers.
 
 #include <cstdint>
 
@@ -52,7 +52,7 @@ struct ResampleAxis {
  private:
   /// a / b, rounded up, for b > 0 and a >= 0.
   THIMBLE_HD static std::int64_t above(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-  /// A linear output's place among the inputs, in parts of which step() make a pixel.
+  /// A linear output's position among the inputs, in units of 1 / step() of a pixel.
   THIMBLE_HD std::int64_t step() const { return mode == Resample::linear ? 2 * out : out > 1 ? out - 1 : 1; }
   THIMBLE_HD std::int64_t position(std::int64_t o) const {
     if (mode == Resample::linear_aligned) return out > 1 ? o * (in - 1) : 0;

@@ -1,7 +1,7 @@
 #pragma once
 // Numbers that change from step to step in a captured training step (core/launch/launch_graph.h). A capture repeats its
-// kernels with their arguments; the arguments that depend on the step are in a block of device memory, which the
-// kernels read and each replay updates first.
+// kernels with their arguments, so the arguments that depend on the step are in a block of device memory, which each
+// replay updates before the kernels read it.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,20 +14,20 @@
 namespace thimble::kernels {
 
 struct StepNumbers {
-  double rate = 0;                ///< of the optimizer
+  double rate = 0;                ///< the optimizer's
   double gradient_factor = 1;     ///< multiplies gradients
   double loss_scale = 1;          ///< the initial dy of backward
-  std::int64_t update = 1;        ///< its count of updates, this one included
-  std::uint64_t random_step = 0;  ///< of the generator
+  std::int64_t update = 1;        ///< the optimizer's count of updates, including this one
+  std::uint64_t random_step = 0;  ///< the generator's
 };
 
-/// Moves a kernel's arguments to another step. A random site's step and a recorded amax's change only where
-/// they are the captured step.
+/// Moves a kernel's arguments to another step. The step of a random site or a recorded amax changes only if it is the
+/// captured step.
 void go_to(UpdateArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(Fp8ScaleArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 
-/// The block: every launch that depends on the step has a slot in it, in the order of launches.
+/// A block of device memory with a slot for every launch that depends on the step, in the order of launches.
 class StepBlock {
  public:
   static constexpr std::size_t alignment = 16;
@@ -41,7 +41,7 @@ class StepBlock {
   /// The device address of a launch's slot. Throws PlanError when the block is full.
   const void* add(std::size_t bytes, Fill fill);
 
-  /// Of all slots so far.
+  /// Bytes of all slots so far.
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t slots() const noexcept { return slots_.size(); }
   /// The block's contents for a step: to[0 .. bytes()).

@@ -91,14 +91,14 @@ THIMBLE_HD inline std::uint8_t not_lost(std::uint8_t code, float second_moment) 
   return static_cast<std::uint8_t>(code > least ? code : least);
 }
 
-/// The rate of an Adafactor step: the schedule's, or the relative one (algorithm 5).
+/// The rate of an Adafactor step: the schedule's, or relative to the step number (algorithm 5).
 inline double adafactor_rate(const AdafactorArgs& a) {
   return a.has_relative_step ? std::min(1e-2, 1 / std::sqrt(static_cast<double>(a.step))) : a.rate;
 }
 
 /// AdafactorArgs' formula for single elements. Sums of squares are of f32 values in f64.
 struct AdafactorRule {
-  /// A product of row and column below this has few digits, or none; the product of their roots has all.
+  /// A product of row and column below this has lost digits; the product of their roots has all.
   static constexpr float small_product = 0x1p-100f;
 
   double beta2, rest, epsilon1, epsilon2, clip, base_rate;
@@ -117,7 +117,7 @@ struct AdafactorRule {
         factor(static_cast<float>(a.gradient_factor)),
         scales_by_parameter(a.scales_by_parameter) {}
 
-  /// The new moment, `mean` being the mean of its squares: never infinite, which would end as 0 / 0 in other rows.
+  /// The new moment, from `mean`, the mean of its squares: never infinite, which would end as 0 / 0 in other rows.
   THIMBLE_HD float moment(float before, double mean) const {
     constexpr float most = std::numeric_limits<float>::max();
     const double next = beta2 * before + rest * mean;
@@ -125,12 +125,12 @@ struct AdafactorRule {
   }
   /// A square plus epsilon.
   THIMBLE_HD static double square(double x, double more) { return x * x + more; }
-  /// The factor of updates, `size` being their mean square.
+  /// The factor of updates whose mean square is `size`.
   THIMBLE_HD float clipping(double size) const {
     const double ratio = std::sqrt(size) / clip;
     return static_cast<float>(1 / (ratio > 1 ? ratio : 1.0));
   }
-  /// The step's length, `size` being the parameter's mean square.
+  /// The length of the step of a parameter whose mean square is `size`.
   THIMBLE_HD float length(double size) const {
     if (!scales_by_parameter) return static_cast<float>(base_rate);
     const double root = std::sqrt(size);
@@ -144,10 +144,10 @@ struct AdafactorRule {
 };
 
 // ---- Storage of a parameter narrower than f32 (NarrowArgs, core/kernels/optimizer.h), as far as all devices share it.
-// Every optimizer's kernel reads and stores parameters by one class: optimizer_cpu.cpp on the CPU,
-// cuda/optimizer/parameter.h.
+// Every optimizer's kernel reads and stores parameters through one class: in optimizer_cpu.cpp on the CPU, in
+// cuda/optimizer/parameter.h on CUDA devices.
 
-/// The form that NarrowArgs select. `rounded` for f32 and f64 parameters, which need no rounding.
+/// The form that NarrowArgs select; `rounded` for f32 and f64 parameters, which need no rounding.
 enum class NarrowForm : std::uint8_t { rounded, master, compensated, stochastic };
 
 inline NarrowForm form_of(const NarrowArgs& how) noexcept {
@@ -156,9 +156,9 @@ inline NarrowForm form_of(const NarrowArgs& how) noexcept {
   return how.compensation != nullptr ? NarrowForm::compensated : NarrowForm::rounded;
 }
 
-/// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: adding random carries from
-/// the bits below bf16's last one. Infinity and NaN stay unchanged; beyond bf16's largest number it may give infinity,
-/// as rounding to nearest does.
+/// `value` in bf16, rounded up or down so that the mean over `random` (16 uniform bits) is `value`: adding random
+/// carries from the bits below bf16's last one. Infinity and NaN stay unchanged; a value beyond bf16's largest number
+/// may become infinity, as in rounding to nearest.
 THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
   const auto bits = bit_cast<std::uint32_t>(value);
   if ((bits & 0x7F800000u) == 0x7F800000u) return bf16(value);
@@ -167,7 +167,7 @@ THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) n
 
 /// The 16 random bits of element `place` of a block of eight: half place % 2 of word place / 2 % 4.
 THIMBLE_HD inline std::uint32_t rounding_bits(const PhiloxBlock& words, int place) noexcept {
-  const std::uint32_t low = place % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have none
+  const std::uint32_t low = place % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have no addresses
   const std::uint32_t high = place % 4 < 2 ? words.word[2] : words.word[3];
   return (place < 4 ? low : high) >> (16 * (place % 2)) & 0xFFFFu;
 }

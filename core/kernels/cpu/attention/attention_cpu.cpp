@@ -38,7 +38,7 @@ struct Block {
     const T* high = low + (rows > 3 ? 3 * a_row : 0);
     const T* b = x.b + column;
     for (std::int64_t left = x.depth; left > 0; --left, low += a_depth, high += a_depth, b += b_row) {
-      __asm__("" : "+r"(low), "+r"(high));  // hides that they are one
+      __asm__("" : "+r"(low), "+r"(high));  // hides that they come from one pointer
       Vector right[vectors];
 #pragma GCC unroll 3
       for (int v = 0; v < vectors; ++v) right[v] = V::at(b + v * V::lanes);
@@ -86,7 +86,7 @@ void multiply_blocks(const Product<T>& x) noexcept {
   std::int64_t vectors = 0;
   for (std::int64_t column = 0; column < x.columns; column += vectors * lanes) {
     const std::int64_t left = ceil_div(x.columns - column, lanes);
-    // Four vectors are two and two: a single one would wait for its loads.
+    // Four vectors are split two and two, because a single vector would wait for its loads.
     vectors = left == 4 ? 2 : std::min<std::int64_t>(left, Full::vectors);
     for (std::int64_t row = 0; row < x.rows; row += Full::rows) {
       const std::int64_t rows = std::min<std::int64_t>(Full::rows, x.rows - row);
@@ -144,7 +144,7 @@ struct ForwardTiles {
   }
 };
 
-// Rows of keys or values, as read_rows, in their stored dtype and times their factors.
+// As read_rows, for rows of keys or values in their stored dtype, times their factors.
 template <class T>
 Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales,
                   std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
@@ -208,7 +208,7 @@ void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, const
   if (args.lse) std::copy_n(tiles.scores, x.queries, static_cast<T*>(args.lse) + row_index(args, b, h, first_query));
 }
 
-// The panels of `grouped` from first_query on, as far as there are queries.
+// The panels of a group of `grouped` from first_query on, as far as there are queries.
 template <class T>
 void forward_group(const AttentionArgs& args, ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                    std::int64_t first_query, std::int64_t grouped) {
@@ -234,7 +234,7 @@ void forward_group(const AttentionArgs& args, ForwardTiles<T>& tiles, std::int64
   each([&](ForwardPanel<T>& x, std::int64_t query) { finish_panel(args, tiles, x, b, h, query); });
 }
 
-// A thread pays for its workspace from one and a half panels on.
+// A thread is worth its workspace from one and a half panels on.
 template <class T>
 int forward_threads_of(const AttentionProblem& p, int threads) {
   const std::int64_t heads = p.batch * p.heads;
@@ -245,7 +245,7 @@ int forward_threads(const AttentionProblem& p, int threads) {
   return p.dtype == DType::f64 ? forward_threads_of<double>(p, threads) : forward_threads_of<float>(p, threads);
 }
 
-// Panels of a group: as many as leave each thread four groups.
+// Panels of a group: the most that leave each thread four groups.
 template <class T>
 std::int64_t forward_grouped(const AttentionProblem& p, int threads) {
   return std::clamp<std::int64_t>(p.batch * p.heads * panels_of<T>(p) / (4 * threads), 1, full_group<T>(p));
@@ -305,10 +305,10 @@ const AttentionKernels& attention_kernels(memory::Device device) {
 namespace thimble::kernels::attention_detail {
 
 // ---- Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. Recomputes the probabilities
-// from the scores and the kept logarithms of their sums. One thread does a head of keys of a sample, for all heads of
-// queries that share it: groups of panels of queries outside, blocks of keys inside, in them the panels, all ascending,
-// so that dq sums over blocks of keys and dk and dv over heads and panels of queries, in an order that depends on
-// nothing else.
+// from the scores and the kept logarithms of their sums. One thread computes a head of keys of a sample, for all heads
+// of queries that share it. Its loops run over groups of panels of queries, in each over blocks of keys, in each over
+// the group's panels, all ascending. So dq sums over blocks of keys, and dk and dv over heads and panels of queries, in
+// a fixed order.
 
 template <class T>
 using PanelRow = std::array<T, static_cast<std::size_t>(panel_queries<T>(Isa::avx512))>;
@@ -371,7 +371,7 @@ Rows<T> load_rows(const AttentionProblem& p, const BackwardTiles<T>& tiles, cons
   return {rows, tiles.padded};
 }
 
-// All inputs of a panel of queries.
+// Loads all inputs of a panel of queries.
 template <class T>
 void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, BackwardPanel<T>& x, std::int64_t b,
                 std::int64_t h, std::int64_t first_query) {
@@ -410,8 +410,8 @@ void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& 
   }
 }
 
-// Where a query's lse is so large that its rounding shows in e^(score - lse), as beside additive masks of -3e38, lse
-// becomes the largest score, and `share` 1 over the sum of the exponentials. False where no query needs it.
+// Where a query's lse is so large that its rounding shows in e^(score - lse), as under additive masks of -3e38, lse
+// becomes the largest score, and `share` 1 over the sum of the exponentials. Returns false if no query needs it.
 template <class T>
 bool refine_sums(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, BackwardPanel<T>& x, std::int64_t b,
                  std::int64_t h, std::int64_t first_query) {
@@ -494,7 +494,7 @@ void backward_panels(const AttentionGradArgs& args, BackwardTiles<T>& tiles, std
   });
 }
 
-// Gradients of all keys or values of one of their heads, times `scale`.
+// Writes the gradients of all keys or values of one head, times `factor`.
 template <class T>
 void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::int64_t b, std::int64_t h,
                 std::int64_t padded, T factor, T* rows) {

@@ -41,7 +41,7 @@ struct Product {
   std::int64_t b_row;
   T* out;
   std::int64_t out_row;
-  bool is_sum = false;              ///< out is added to
+  bool is_sum = false;              ///< adds to out
   const T* column_scale = nullptr;  ///< a row of factors for out's previous values; defaults to 1
 };
 
@@ -76,7 +76,7 @@ void run_panel(const Args&... args) {
   Step<T, panel_queries<T>(Isa::generic), false>::run(args...);
 }
 
-/// The probabilities of a block that dropout keeps: bit j % 32 of [j / 32 panel + w] is key j's for query w.
+/// The probabilities of a block that dropout keeps: bit j % 32 of word [j / 32 panel + w] is key j's for query w.
 using KeptBits = std::uint32_t;
 
 /// The decisions on 64 keys of one query, from their random words.
@@ -96,7 +96,7 @@ inline float keep_if(float x, KeptBits bits, int bit) noexcept {
 }
 inline double keep_if(double x, KeptBits bits, int bit) noexcept { return bits >> bit & 1 ? x : 0.0; }
 
-/// scores (rows, panel) = -infinity but where low[w] <= row < high[w].
+/// scores (rows, panel) = -infinity except where low[w] <= row < high[w].
 template <class T, int panel, bool is_fused>
 struct HideUnseen {
   static void run(std::int64_t rows, const T* __restrict low, const T* __restrict high, T* __restrict scores) {
@@ -111,7 +111,7 @@ struct HideUnseen {
 };
 
 /// scores (rows, panel) = exp(scores - running maximum); updates maximum, sum and the factor of the earlier blocks
-/// (`old`). A query with only -infinity so far subtracts a maximum of 0.
+/// (`old`). A query that has seen only -infinity subtracts a maximum of 0.
 template <class T, int panel, bool is_fused>
 struct OnlineSoftmax {
   static void run(std::int64_t rows, T* __restrict scores, T* __restrict largest, T* __restrict sum,
@@ -120,7 +120,7 @@ struct OnlineSoftmax {
     alignas(64) T added[panel], subtracted[panel], found[panel];
     for (int w = 0; w < panel; ++w) added[w] = 0, found[w] = largest[w];
     std::int64_t j = 0;
-    // Four rows at a time: a maximum that waits for the row before it is slower than reading.
+    // Four rows at a time, because a maximum that waits for the row before it is slower than reading.
     for (; j + 4 <= rows; j += 4) {
       const T* const z = scores + j * panel;
       for (int w = 0; w < panel; ++w) {
@@ -164,8 +164,8 @@ struct DropScores {
   }
 };
 
-/// With P the probabilities and dP the gradients of the dropped ones: scores become the dropped P, gradients the
-/// scores' gradients, P (dP factor - delta).
+/// With P the probabilities and dP the gradients of the dropped ones, scores become the dropped P, and gradients become
+/// the gradients of the scores, P (dP factor - delta).
 template <class T, int panel, bool is_fused>
 struct ScoreGradients {
   static void run(std::int64_t rows, const T* __restrict lse, const T* __restrict delta, T* __restrict scores,
@@ -199,7 +199,7 @@ struct DroppedScoreGradients {
   }
 };
 
-/// x (rows, panel) has every row multiplied by the row of factors.
+/// Multiplies every row of x (rows, panel) by the row of factors.
 template <class T, int panel, bool is_fused>
 struct ScaleColumns {
   static void run(std::int64_t rows, const T* __restrict factors, T* __restrict x) {
@@ -209,8 +209,8 @@ struct ScaleColumns {
   }
 };
 
-/// A finished panel's divisors and logarithms: lse = largest + log(sum), inverse = 1 / sum; `of_none` in both where a
-/// query has only -infinity.
+/// Divisors and logarithms of a finished panel: lse = largest + log(sum), inverse = 1 / sum; both are `of_none` where a
+/// query has seen only -infinity.
 template <class T, int panel, bool is_fused>
 struct FinishSums {
   static void run(T of_none, const T* __restrict largest, const T* __restrict sum, T* __restrict inverse,
@@ -250,7 +250,7 @@ struct CopyRows {
   }
 };
 
-/// a's and b's elements in turn: of their first or of their second halves.
+/// Interleaves a's and b's elements, of their first or of their second halves.
 template <bool is_second, class Vector, int... k>
 THIMBLE_ALWAYS_INLINE void interleave(const Vector& a, const Vector& b, Vector& out, std::integer_sequence<int, k...>) {
   constexpr int count = sizeof...(k), first = is_second ? count / 2 : 0;
@@ -305,7 +305,7 @@ struct Transpose {
   }
 };
 
-/// Keys of a block. Blocks are counted from key 0, and define every result: changing the number changes bits.
+/// Keys of a block. Blocks are counted from key 0 and are part of every result: changing the number changes bits.
 inline constexpr std::int64_t key_block = 64;
 
 /// Divides a workspace into regions, each aligned to 64 bytes; without a workspace it counts their bytes.
@@ -332,8 +332,8 @@ std::int64_t panels_of(const AttentionProblem& p) {
   return (p.queries + panel - 1) / panel;
 }
 
-/// Panels of a head that run side by side, up to 128 queries: a block of keys and values is copied or converted for all
-/// of them at once. In place, rows lie a multiple of 1 KiB apart in most models and have only a few sets of the caches;
+/// Panels of a head that run side by side, up to 128 queries: a block of keys and values is copied or converted once
+/// for all of them. Rows in place lie a multiple of 1 KiB apart in most models and share only a few sets of the caches;
 /// copying pays from 512 keys on, when a head's rows no longer stay in the second-level cache.
 inline constexpr std::int64_t max_grouped = 8;
 template <class T>
@@ -350,7 +350,7 @@ struct Rows {
   Rows from(std::int64_t row) const { return {data + row * stride, stride}; }
 };
 
-/// Rows [first, first + count) of one head: side by side in `buffer`, in place without one, which takes rows of type T.
+/// Rows [first, first + count) of one head: dense in `buffer`, or in place if it is null, which takes rows of type T.
 template <class T>
 Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
                   std::int64_t first, std::int64_t count, T* buffer) {
@@ -388,7 +388,7 @@ void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t wid
 
 struct PanelKeys {
   static constexpr std::int64_t most_queries = 32;
-  KeyRange seen[most_queries];  // of the existing queries
+  KeyRange seen[most_queries];  // of the queries that exist
   std::int64_t queries;
   std::int64_t first, last;               // no query sees a key outside
   std::int64_t begin_of_all, end_of_all;  // all queries see the keys in between
@@ -408,7 +408,7 @@ inline PanelKeys panel_keys(const AttentionProblem& p, std::int64_t b, std::int6
   return keys;
 }
 
-/// Whether a mask that is equal for all queries hides the whole block.
+/// Whether a mask that all queries share hides the whole block.
 inline bool is_hidden(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_key,
                       std::int64_t rows) {
   if (!p.has_mask || p.mask.dtype != DType::boolean || p.mask.query != 0) return false;
@@ -425,7 +425,7 @@ void apply_mask(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::
                 std::int64_t queries, std::int64_t first_key, std::int64_t rows, T* scores) {
   constexpr T lowest = -std::numeric_limits<T>::infinity();
   const std::int64_t panel = panel_queries<T>(isa());
-  const bool is_same = p.mask.query == 0;  // for all queries
+  const bool is_same = p.mask.query == 0;  // one row for all queries
   for (std::int64_t w = 0; w < (is_same ? 1 : queries); ++w) {
     const std::int64_t at =
         b * p.mask.batch + h * p.mask.head + (first_query + w) * p.mask.query + first_key * p.mask.key;
@@ -483,14 +483,14 @@ inline std::int64_t row_index(const AttentionProblem& p, std::int64_t b, std::in
   return (b * p.heads + h) * p.queries + t;
 }
 
-/// How many threads `jobs` deserve: one for less than about 10 us of work.
+/// Threads that `jobs` are worth: one for less than about 10 us of work.
 inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int threads) {
-  constexpr std::int64_t smallest_work = 1 << 18;  // products of a score
+  constexpr std::int64_t smallest_work = 1 << 18;  // multiply-adds of q k^T
   const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
   return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
 }
 
-/// Hands jobs 0 .. count - 1 to threads on demand: a job's result does not depend on the thread.
+/// Hands jobs 0 .. count - 1 to threads on demand; a job's result does not depend on its thread.
 class Jobs {
  public:
   explicit Jobs(std::int64_t count) noexcept : count_(count) {}

@@ -1,5 +1,5 @@
 #pragma once
-// Between stored elements and short buffers of the compute type: float, double or std::int64_t.
+// Conversions between stored elements and short buffers of the compute type: float, double or std::int64_t.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +18,8 @@ inline std::byte* element_at(void* data, DType dtype, std::int64_t element) {
   return static_cast<std::byte*>(data) + element * static_cast<std::int64_t>(size_of(dtype));
 }
 
-/// x where it stays, else 0: as bit arithmetic, because compilers move what makes x behind a branch, and a loop over it
-/// is then no vector loop.
+/// x where it stays, else 0, in bit arithmetic: compilers would move the computation of x behind a branch, and a loop
+/// over it would not vectorize.
 template <class T>
 inline T kept(bool stays, T x) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;

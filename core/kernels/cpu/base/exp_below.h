@@ -1,5 +1,5 @@
 #pragma once
-// The exponential in softmax: only for differences to the largest score, which is cheaper than math::exp.
+// Softmax's exponential: takes only differences to the largest score, and is cheaper than math::exp.
 
 #include <cstdint>
 
@@ -23,8 +23,8 @@ inline float multiply_add(float a, float b, float c) noexcept {
 
 /// e^x for x <= 0, -infinity included; NaN gives NaN. Error < 1 ulp from -86.98 on (tested for every 31st float;
 /// largest found: 0.87 fused, 0.96 not), zero from -87 on: no result is subnormal, and beside a largest probability of
-/// 1 or the sum of a row such a term vanishes. Arguments above 0 by rounding are as exact. Branch-free like math::exp,
-/// and with its polynomial.
+/// 1 or the sum of a row such a term vanishes. Arguments that rounding puts above 0 are as accurate. Branch-free like
+/// math::exp, and with its polynomial.
 template <bool is_fused>
 inline float exp_below(float x) noexcept {
   using exp_detail::multiply_add;

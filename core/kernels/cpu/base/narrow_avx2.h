@@ -1,5 +1,5 @@
 #pragma once
-// Between rows of float and of the two 16-bit formats by instructions of AVX2 and F16C: the bits of the codec.
+// Conversions between rows of float and of the two 16-bit formats in AVX2 and F16C instructions, with the codec's bits.
 // Functions of f16 need this_processor().has_f16c.
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/// Compilers use F16C's instructions only where named: with this attribute, functions that name none run wherever AVX2
-/// does.
+/// Compilers emit F16C instructions only where intrinsics name them: with this attribute, functions that name none run
+/// wherever AVX2 does.
 #define THIMBLE_TARGET_F16C __attribute__((target("avx2,fma,f16c")))
 
 namespace thimble::kernels {
@@ -44,13 +44,13 @@ THIMBLE_TARGET_F16C inline __m128i codes_8(__m256 values, bf16) {
   return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
 }
 
-/// to[i] = To(from[i]) by the codec, for rows with a NaN: the codec's canonical NaN.
+/// to[i] = To(from[i]) by the codec, for rows with a NaN: gives the codec's canonical NaN.
 template <class To>
 __attribute__((noinline)) void store_by_codec(const float* from, To* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = To(from[i]);
 }
 
-/// The same for `count` elements, at most 8; eight are read.
+/// The same for `count` elements, at most 8; reads eight.
 template <class To>
 THIMBLE_TARGET_F16C inline void store_8(const float* from, To* to, std::int64_t count) {
   const __m256 values = _mm256_loadu_ps(from);

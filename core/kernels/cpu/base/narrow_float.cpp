@@ -58,7 +58,7 @@ THIMBLE_TARGET_F16C void load_16_bits(const void* src, float* dst, std::int64_t 
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, load_8(from + i));
   if (i == n) return;
-  if (n >= 8) return _mm256_storeu_ps(dst + n - 8, load_8(from + n - 8));  // the rest, some elements twice
+  if (n >= 8) return _mm256_storeu_ps(dst + n - 8, load_8(from + n - 8));  // the rest, with some elements twice
   load_loop<T>(from, dst, n);
 }
 
@@ -85,8 +85,8 @@ THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_
 // The masked forms with all lanes set compile to the plain instructions, without g++ 12's false warning about them.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
-/// Calls body(i, lanes) for every sixteen of n elements, with the lanes that count: short rows and the ends of long
-/// ones are as fast as whole vectors.
+/// Calls body(i, lanes) for every sixteen of n elements, with a mask of the lanes in use: short rows and the ends of
+/// long ones are as fast as whole vectors.
 template <class Body>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void by_sixteen(std::int64_t n, Body&& body) {
   std::int64_t i = 0;

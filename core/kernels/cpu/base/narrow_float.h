@@ -35,7 +35,7 @@ struct NarrowFloatLoops {
   Store store(DType dtype) const noexcept { return stores[static_cast<int>(dtype) - static_cast<int>(DType::f16)]; }
 };
 
-/// The table for a supported instruction set. Isa::generic's has the plain loops, the oracle of the others.
+/// The table for a supported instruction set. The table of Isa::generic has plain loops, the oracle of the others.
 const NarrowFloatLoops& narrow_float_loops(Isa isa) noexcept;
 
 }  // namespace thimble::kernels

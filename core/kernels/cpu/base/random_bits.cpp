@@ -22,9 +22,9 @@ void words_generic(const RandomSite& site, std::uint32_t first_block, std::uint3
 
 #if defined(__x86_64__)
 // A word of eight (four) blocks in the low halves of 64-bit lanes. The high halves hold the rest of products, which the
-// multiplication ignores. The steps are philox4x32's (core/numbers/philox.h), each waiting for the one before, so two
-// groups of blocks go side by side. (Masked forms with all lanes set, because the plain ones make g++ 12 warn about its
-// header.)
+// multiplication ignores. The steps are philox4x32's (core/numbers/philox.h). Each waits for the one before, so two
+// groups of blocks run side by side. (Masked forms with all lanes set, because the plain ones make g++ 12 warn about
+// its header.)
 constexpr int groups = 2;
 
 THIMBLE_TARGET_AVX512 void sixteen_blocks(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample,
@@ -84,7 +84,7 @@ THIMBLE_TARGET_AVX2 void eight_blocks(const RandomSite& site, std::uint32_t firs
     for (int g = 0; g < groups; ++g) {
       const __m256i product0 = _mm256_mul_epu32(left0[g], _mm256_set1_epi64x(0xD2511F53));
       const __m256i product1 = _mm256_mul_epu32(left1[g], _mm256_set1_epi64x(0xCD9E8D57));
-      // Off the chain of products: keys meet the word that waits, and a shuffle takes another port than a shift.
+      // Off the chain of products: keys meet the word that waits, and a shuffle runs on another port than a shift.
       const __m256i keyed0 = _mm256_xor_si256(right0[g], _mm256_set1_epi64x(key0));
       const __m256i keyed1 = _mm256_xor_si256(right1[g], _mm256_set1_epi64x(key1));
       left0[g] = _mm256_xor_si256(_mm256_shuffle_epi32(product1, 0xF5), keyed0);

@@ -40,7 +40,7 @@ const T* read_elements(const RowOperand& row, std::int64_t element, std::int64_t
   return buffer;
 }
 
-/// The larger one; NaN is larger than all.
+/// The larger of a and b; NaN is larger than all.
 template <class T>
 inline T larger(T a, T b) {
   return ((b > a) | (b != b)) ? b : a;
@@ -75,7 +75,7 @@ struct RowLanes {
   }
 };
 
-/// The largest of `start` and x[0 .. n), NaN left out: a sum over the row finds it.
+/// The largest of `start` and x[0 .. n), ignoring NaN, which a sum over the row finds.
 template <bool is_wide, class T>
 THIMBLE_ALWAYS_INLINE T row_max(const T* x, std::int64_t n, T start) {
   using Lanes = RowLanes<T, is_wide>;

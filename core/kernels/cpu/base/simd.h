@@ -7,8 +7,8 @@
 //   };
 //   compiled_for<target, Body<T, target>, Args>                 // the function
 //
-// A body and all its calls are inlined into a function of its instruction set. Vectors pass by reference: by value they
-// would need a register that the body, which names no instruction set, does not have.
+// A body and all its calls are inlined into a function of its instruction set. Vectors pass by reference, because a
+// body that names no instruction set has no register to pass them by value.
 
 #include <cmath>
 #include <cstddef>
@@ -160,8 +160,8 @@ decltype(auto) with_target([[maybe_unused]] Isa isa, F&& f) {
   return f.template operator()<Isa::generic>();
 }
 
-/// A full block of sums of products in registers. AVX2 accumulates in 12 of 16; AVX-512 in 24 of 32, fed by 11 loads,
-/// so that reading the left operand in place, row by row, does not starve them.
+/// A full block of sums of products in registers. AVX2 accumulates in 12 of 16 registers; AVX-512 in 24 of 32, fed by
+/// 11 loads, so that reading the left operand in place, row by row, does not starve the multiply-adds.
 template <class T, Isa target>
 struct FullBlock {
   static constexpr bool is_fused = std::is_floating_point_v<T> && target != Isa::generic;

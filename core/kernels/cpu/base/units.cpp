@@ -63,7 +63,7 @@ void set_isa(Isa isa) {
 namespace dot_unit_detail {
 
 #if defined(__x86_64__)
-/// Bits of CPUID leaf 7: the compilers' test does not know them all. Linux grants tile registers on request.
+/// Bits of CPUID leaf 7, some of which the compilers' test does not know. Linux grants tile registers on request.
 bool has_amx_bf16() noexcept {
 #if defined(__linux__)
   static const bool is_there = [] {
@@ -125,7 +125,7 @@ constexpr std::string_view intel = "GenuineIntel", amd = "AuthenticAMD";
 constexpr unsigned p6 = 6, zen4 = 0x19, zen5 = 0x1A;
 constexpr bool on_unit = true, converted = false, measured = true, guess = false;
 
-// Step times are of one training step on two threads. The first matching row counts.
+// Times are for one training step on two threads. The first matching row counts.
 constexpr Row rows[] = {
     {intel, p6, DotUnit::amx, Product::gemm, on_unit, measured,
      "Emerald Rapids: 1327 Gop/s with the right operand packed before, f32's ceiling is 176 (one thread)"},

@@ -1,6 +1,6 @@
 #pragma once
-// The dot units (dot_unit.h) that products run on. Only this setting, isa() and thread_count() change the bits or the
-// workspaces of CPU kernels.
+// The dot units (dot_unit.h) that run products. The bits and workspaces of CPU kernels depend on no settings but this
+// one, isa() and thread_count().
 
 #include <cstdint>
 #include <optional>
@@ -27,8 +27,8 @@ inline constexpr Product products[] = {Product::gemm, Product::conv_forward, Pro
 /// "gemm", "conv forward", "conv backward".
 std::string_view to_string(Product product) noexcept;
 
-/// From CPUID: vendor ("GenuineIntel", "AuthenticAMD"), display family and model, and whether there is F16C, which a
-/// processor (or a virtual machine) with AVX2 may lack. All zero without CPUID.
+/// From CPUID: vendor ("GenuineIntel", "AuthenticAMD"), display family and model, and F16C, which a processor (or a
+/// virtual machine) with AVX2 may lack. All zero without CPUID.
 struct Processor {
   char vendor[13] = {};
   unsigned family = 0;
@@ -46,16 +46,16 @@ struct UnitRate {
   std::string_view origin;   ///< the measurement, or the reason for the guess
 };
 
-/// Whether the bf16 products of an operation run on `unit` on that kind of processor. Without a line in the table:
-/// converted, whose step measured 1.01 to 1.08 of f32's. Gradients of convolutions use a unit only where that measured
-/// faster.
+/// Whether the bf16 products of an operation run on `unit` on that kind of processor. A kind without a line in the
+/// table converts: a step then measured 1.01 to 1.08 of f32's. Gradients of convolutions use a unit only where it
+/// measured faster.
 UnitRate unit_rate(const Processor& processor, DotUnit unit, Product product) noexcept;
 
 inline constexpr Isa isas[isa_count] = {Isa::generic, Isa::avx2, Isa::avx512};
 
 /// The choice of unit for products of a dtype.
 struct UnitChoice {
-  /// int8: the best unit within isa(); bf16: the same for operations where it is faster than f32 (unit_rate()).
+  /// int8: the best unit within isa(); bf16: that unit for operations where it is faster than f32 (unit_rate()).
   bool is_automatic = true;
   /// Otherwise this unit for all operations; nullopt converts bf16 to f32 and runs int8 on AVX2 or plain code,
   /// whichever isa() has.
@@ -82,12 +82,12 @@ DotUnit int8_unit() noexcept;
 
 /// Sets the instruction set by name: generic, avx2, avx512; and the units: auto, none, or a list of bf16 and int8,
 /// which then run on the machine's best unit within isa(), whatever its rate. `where` ("--isa") names the source in
-/// errors. Throws ValueError for other texts and for missing features, with a list of the machine's.
+/// errors. Throws ValueError for other texts and for features that the machine lacks, listing the ones it has.
 void set_isa(std::string_view where, std::string_view text);
 void set_units(std::string_view where, std::string_view text);
 
-/// Reads the environment variables THIMBLE_ISA and THIMBLE_UNITS, where they are set and not empty. The library does
-/// not read them by itself: the program and the tests call this first. Throws ValueError.
+/// Reads the environment variables THIMBLE_ISA and THIMBLE_UNITS if they are set and not empty. The library never reads
+/// them on its own: the program and the tests call this first. Throws ValueError.
 void set_from_environment();
 
 /// The values that set_units() accepts on this machine, as in "auto, none, int8".
