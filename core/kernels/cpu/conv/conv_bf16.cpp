@@ -11,19 +11,19 @@ namespace conv_bf16_detail {
 using gemm_detail::Bf16Operands;
 using gemm_detail::Bf16Place;
 
-/// A matrix with a row for every pixel of a map: the elements of some channels that the pixel's window sees, (kh, kw,
-/// c), zeros outside the image.
+/// A matrix with a row for every pixel of a map: the elements that the pixel's window sees in some channels, in the
+/// order (kh, kw, c), zeros outside the image.
 struct Patches {
-  const std::uint16_t* image = nullptr;  // its first used channel
+  const std::uint16_t* image = nullptr;  // first used channel
   std::int64_t height = 0, width = 0;    // of an image
-  std::int64_t pixel = 0;                // channels of the image: from pixel to pixel
+  std::int64_t pixel = 0;                // channels of the image, the distance of pixels
   std::int64_t channels = 0;             // used
   std::int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   std::int64_t top = 0, left = 0;  // of the window of pixel (0, 0)
   std::int64_t map_height = 0, map_width = 0;
 
   std::int64_t elements() const noexcept { return kernel_h * kernel_w * channels; }
-  /// Every window is its own pixel.
+  /// Every window is a single pixel, and the map is the image.
   bool is_image() const noexcept {
     return kernel_h == 1 && kernel_w == 1 && stride_h == 1 && stride_w == 1 && top == 0 && left == 0 &&
            map_height == height && map_width == width;
@@ -31,7 +31,7 @@ struct Patches {
 
   /// Elements [p, p + count) of a row. Copies contiguous runs at once: the taps of a line, where all channels are used.
   void copy(std::int64_t row, std::int64_t p, std::int64_t count, std::uint16_t* out) const noexcept {
-    const std::int64_t taps = dilation_w == 1 && channels == pixel ? kernel_w : 1;  // of a run
+    const std::int64_t taps = dilation_w == 1 && channels == pixel ? kernel_w : 1;  // in a run
     const std::int64_t run = taps * channels, runs_of_line = kernel_w / taps;
     const std::int64_t line = row / map_width, first_h = top + line % map_height * stride_h;
     const std::int64_t first_w = left + row % map_width * stride_w;
@@ -67,7 +67,7 @@ Patches input_patches(const ConvShape& s, const void* x) noexcept {
   return p;
 }
 
-/// A phase of the input's gradient: its pixels, and the taps that reach them, along both axes.
+/// A phase of the input's gradient: its pixels, and the taps that reach them, on both axes.
 struct Phases {
   Phase h, w;
 
@@ -75,8 +75,8 @@ struct Phases {
   std::int64_t pixels(const ConvShape& s) const noexcept { return s.images * h.axis.grid * w.axis.grid; }
 };
 
-/// The windows of dy that a phase's pixels see: with stride 1 the windows of another convolution, whose taps come in
-/// reverse.
+/// The windows of dy that a phase's pixels see. With stride 1 they are the windows of another convolution, whose taps
+/// come in reverse.
 Patches turned_patches(const ConvShape& s, const void* dy, const Phases& phases) noexcept {
   const WindowAxis &h = phases.h.axis, &w = phases.w.axis;
   Patches p;
@@ -192,7 +192,7 @@ gemm_detail::Output<float> output_of(const Args& args, void* c, std::int64_t row
   return output;
 }
 
-/// All groups; their results are `step` elements apart.
+/// Runs all groups, whose results are `step` elements apart.
 template <class Operands, class Args, class... Part>
 void multiply(const Args& args, const gemm_detail::Output<float>& output, const Bf16Place& place, std::int64_t step,
               void* workspace, int threads, DotUnit unit, const Part&... part) noexcept {

@@ -68,13 +68,13 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
 
 namespace conv_cpu_detail {
 
-inline constexpr std::int64_t columns_at_once = 16;  // of a column sum; a cache line of floats
+inline constexpr std::int64_t columns_at_once = 16;  // columns that a sum takes at once; a cache line of floats
 inline constexpr std::int64_t max_columns_together = 8 * columns_at_once;
 
 /// sums[j] += element j of `count` in each of the rows, which lie `stride` elements apart.
 template <class T, class From>
 struct AddRows {
-  static constexpr std::int64_t rows_ahead = 8;  // whose lines are prefetched: from row to row is a jump
+  static constexpr std::int64_t rows_ahead = 8;  // whose lines are prefetched, because rows are far apart
 
   static void run(const From* rows, std::int64_t stride, std::int64_t row_count, std::int64_t count,
                   T* __restrict sums) noexcept {
@@ -89,7 +89,7 @@ struct AddRows {
   }
 };
 
-/// The same for elements of any dtype that computes in T, from element `first` of `data` on.
+/// The same for elements of any dtype whose compute type is T, from element `first` of `data` on.
 template <class T>
 void add_rows(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t row_count,
               std::int64_t count, T* sums) noexcept {
@@ -155,7 +155,7 @@ void with_compute_type(DType dtype, F&& f) noexcept {
   }
 }
 
-/// The bf16 unit that computes it, if any.
+/// The bf16 unit that computes the convolution, if any.
 template <class Args>
 std::optional<DotUnit> unit_of(const Args& args) noexcept {
   constexpr bool is_forward = std::is_same_v<Args, ConvForwardArgs>;

@@ -18,16 +18,16 @@ bool is_met(const ConvShape& s, DType dtype, DType out_dtype) noexcept {
          out_dtype == DType::f32 && taps_of(s) <= max_taps;
 }
 
-/// One axis of a sum over taps: result q of a class sees, at tap k of its list, the element q step + offset[k].
-/// Forward there is one class. The gradient of a stride's input has a class for each residue: the results q stride +
-/// residue, whose taps are every stride-th one.
+/// One axis of a sum over taps: result q of a class sees, at tap k of its list, the element q step + offset[k]. Forward
+/// has one class. The input's gradient of a convolution with a stride has a class for each residue: the results q
+/// stride + residue, whose taps are every stride-th one.
 struct AxisTaps {
   std::int64_t count = 0;      // of taps
   std::int64_t tap[max_taps];  // in the order of the sum
   std::int64_t offset[max_taps];
-  std::int64_t step = 1, size = 0;                  // size: of the axis that is read
+  std::int64_t step = 1, size = 0;                  // size: of the axis being read
   std::int64_t first = 0, stride = 1, results = 0;  // result q is at first + q stride
-  std::int64_t inner_begin = 0, inner_end = 0;      // results that see all taps inside
+  std::int64_t inner_begin = 0, inner_end = 0;      // results whose taps are all inside
 
   bool sees(std::int64_t q, std::int64_t k) const {
     const std::int64_t at = q * step + offset[k];
@@ -58,7 +58,7 @@ AxisTaps forward_taps(std::int64_t taps, std::int64_t in, std::int64_t out, std:
   return axis;
 }
 
-// Of the input's gradient: taps from the last to the first.
+// For the input's gradient: taps from the last to the first.
 AxisTaps gradient_taps(std::int64_t taps, std::int64_t in, std::int64_t out, std::int64_t stride, std::int64_t pad,
                        std::int64_t dilation, std::int64_t residue) {
   AxisTaps axis;
@@ -79,7 +79,7 @@ AxisTaps gradient_taps(std::int64_t taps, std::int64_t in, std::int64_t out, std
 /// A row of results of one class: sums over the rows that its taps see.
 struct RowArgs {
   const AxisTaps* columns;
-  std::int64_t row_count;  // rows that are seen, with the first tap of each
+  std::int64_t row_count;  // rows that the taps see, with the first tap of each
   const float* rows[max_taps];
   const float* weights[max_taps];  // (row taps, C)
   std::int64_t channels;
@@ -92,8 +92,8 @@ template <Isa target>
 struct Row {
   using V = Simd<float, target>;
 
-  // Results [q, q + n) of v vectors of channels from `c` on: n v chains of multiply-adds. Near an edge the taps outside
-  // are left out; elsewhere all are inside.
+  // Results [q, q + n) of v vectors of channels from `c` on: n v chains of multiply-adds. Near an edge, skips the taps
+  // outside; elsewhere all are inside.
   template <int n, int v, bool is_edge>
   static THIMBLE_ALWAYS_INLINE void block(const RowArgs& args, std::int64_t q, std::int64_t c) {
     const AxisTaps& columns = *args.columns;
@@ -130,14 +130,14 @@ struct Row {
     }
   }
 
-  // All whole vectors from channel c on, v at a time, then fewer.
+  // All whole vectors from channel c on, v at a time, then fewer at a time.
   template <int n, int v, bool is_edge>
   static THIMBLE_ALWAYS_INLINE void across(const RowArgs& args, std::int64_t q, std::int64_t c) {
     for (; c + v * V::lanes <= args.channels; c += v * V::lanes) block<n, v, is_edge>(args, q, c);
     if constexpr (v > 1) across<n, v / 2, is_edge>(args, q, c);
   }
 
-  // One result of one channel, wherever it is.
+  // x weight + sum, rounded as in vectors. single() computes one result of one channel, near an edge or not.
   static THIMBLE_ALWAYS_INLINE float chained(float x, float weight, float sum) {
     if constexpr (target == Isa::generic) return x * weight + sum;
     return __builtin_fmaf(x, weight, sum);
@@ -187,7 +187,7 @@ const float* turned_weights(const ConvShape& s, const void* weight, void* worksp
   return to;
 }
 
-/// One class of rows and of columns over all images.
+/// One class of rows and one of columns, over all images.
 struct ClassArgs {
   AxisTaps rows, columns;
   const float* from;  // (N, rows.size, columns.size, C)
@@ -229,7 +229,7 @@ struct WeightArgs {
   ConvShape shape;
   const float* x;
   const float* dy;
-  float* sums;    // (taps, C): of the chain
+  float* sums;    // of the current chain
   float* totals;  // (taps, C)
   AxisTaps columns;
   std::int64_t first, last;  // channels
@@ -239,7 +239,7 @@ template <Isa target>
 struct WeightRows {
   using V = Simd<float, target>;
 
-  // sums[r, k] += dy[ow] x[r][ow step + offset[k]] for `rows` rows of taps. Near an edge the taps outside are left out.
+  // sums[r, k] += dy[ow] x[r][ow step + offset[k]] for `rows` rows of taps. Near an edge, skips the taps outside.
   template <int rows, int taps, bool is_edge>
   static THIMBLE_ALWAYS_INLINE void add_pixel(const WeightArgs& args, const float* dy, const float* const* x,
                                               std::int64_t ow, const std::int64_t* offset,

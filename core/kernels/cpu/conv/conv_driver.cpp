@@ -10,7 +10,7 @@ namespace thimble::kernels::conv_detail {
 
 namespace conv_driver_detail {
 
-/// Rows [begin, end) of `count` from `from` on, zeros before and behind. Lengths of whole vectors are constants, which
+/// Rows [begin, end) of `count` from `from` on, zeros before and after. Lengths of whole vectors are constants, which
 /// become a few moves each.
 template <class T>
 struct CopyRows {
@@ -149,7 +149,7 @@ class Worker {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
       const std::int64_t row = row_ + i;
       find(block, row, rows, a);
-      // Nothing but padding: a sum that is neither begun nor finished here stays unchanged.
+      // Only padding: a sum that neither begins nor ends here stays unchanged.
       if (a.begin == a.end && !is_first && !is_last) continue;
       std::int64_t skipped = 0;
       for (std::int64_t run = 0; run < a.begin; ++run) skipped += block.runs[run];
@@ -271,7 +271,7 @@ void WindowReader<T>::read(const Place& place, std::int64_t offset, std::int64_t
   }
 }
 
-/// Columns [first, first + count) of the taps of one line; `line` is the element where the line begins in the image,
+/// Columns [first, first + count) of the taps of one line. `line` is the element where the line begins in the image,
 /// `left` the position of the first tap, which may lie outside.
 template <class T>
 void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count,
@@ -359,7 +359,7 @@ void LeftWindowInPlace<T>::panel(const LeftBlock<T>& block, std::int64_t index, 
   for (int r = 0; r < rows; ++r, reader_.advance(place)) places[r] = place;
 
   const std::int64_t line_columns = window_.w.taps * window_.channels;
-  // Neighbours in one line, all of whose taps lie between its ends: rows as far apart as pixels.
+  // Neighbours in one line whose taps all lie between its ends: rows are as far apart as pixels.
   const std::int64_t left = places[0].j * window_.w.step + window_.w.origin;
   const bool has_even_rows = window_.has_contiguous_lines() && places[0].j + rows <= window_.w.grid && left >= 0 &&
                              left + (rows - 1) * window_.w.step + window_.w.taps <= window_.w.size;
@@ -447,7 +447,7 @@ void RightWindow<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t
   });
 }
 
-/// Tap by tap, and line by line of the grid.
+/// Reads tap by tap, and line by line of the grid.
 template <class T>
 void RightWindow<T>::pack_panel(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
                                 std::int64_t depth, T* out, int width) const noexcept {
@@ -542,7 +542,7 @@ void LeftTurnedWindow<T>::panel(const LeftBlock<T>& block, std::int64_t index, i
   auto place = reader.place(block.k);
   const auto height = static_cast<std::uint64_t>(window_.h.size), width = static_cast<std::uint64_t>(window_.w.size);
   for (std::int64_t run = 0; run < block.run_count; ++run) {
-    // The first tap may lie outside the image, so only sums of offsets make an address.
+    // The first tap may lie outside the image, so only complete sums of offsets make an address.
     const std::int64_t y = place.i * window_.h.step + window_.h.origin;
     const std::int64_t x = place.j * window_.w.step + window_.w.origin;
     const std::int64_t first = block.offset + window_.line(place.image, y) + x * window_.all_channels;

@@ -1,9 +1,9 @@
 #pragma once
 // The loops of a convolution whose pixels have many channels: a matmul that leaves padding out.
 //
-// Rows of the left operand are pixels in the order (line, pixel of the line, image). The rows of a microtile are then
-// mostly one pixel of several images, which see the same taps: taps outside the image are not multiplied. Such products
-// are exact zeros, so results equal the matmul with padding.
+// Rows of the left operand are pixels in the order (line, pixel of the line, image), so the rows of a microtile are
+// mostly one pixel of several images, which see the same taps: taps outside the image are not multiplied. Their
+// products would be exact zeros, so results equal the matmul with padding.
 
 #include <algorithm>
 #include <cstddef>
@@ -49,7 +49,7 @@ struct ConvWindow {
 
   std::int64_t columns() const noexcept { return h.taps * w.taps * channels; }
   std::int64_t grid_pixels() const noexcept { return h.grid * w.grid; }
-  /// The taps of one line are one run of memory.
+  /// The taps of one line are contiguous in memory.
   bool has_contiguous_lines() const noexcept { return w.tap_step == 1 && all_channels == channels; }
   /// The first element of a line of an image.
   std::int64_t line(std::int64_t image_index, std::int64_t y) const noexcept {
@@ -108,14 +108,14 @@ class LeftWindow final : public LeftOperand<T> {
   WindowReader<T> reader_;
 };
 
-/// The window as left operand without a copy: the rows of a microtile are read in place, through pointers to the runs
-/// of memory of their taps (as in Dukhan 2019, "The Indirect Convolution Algorithm"); taps in the padding point to
-/// zeros, and runs across the left or right border are assembled in scratch. For a narrow dtype scratch holds all rows;
+/// The window as left operand without a copy: the rows of a microtile are read in place, through pointers to the memory
+/// runs of their taps (as in Dukhan 2019, "The Indirect Convolution Algorithm"). Taps in the padding point to zeros,
+/// and runs across the left or right border are assembled in scratch. For a narrow dtype scratch holds all rows, and
 /// neighbours in a line share their overlap.
 template <class T>
 class LeftWindowInPlace final : public LeftOperand<T> {
  public:
-  /// Images of dtype T whose runs are not too short, and of dtypes converted to it, whose lines are one run.
+  /// Images of dtype T, or of a dtype converted to it if lines are one run; runs must not be too short.
   static bool can_read(const ConvWindow& window) noexcept {
     const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype) && window.has_contiguous_lines();
     return (window.dtype == dtype_of<T> || is_converted) && piece_of(window) >= min_piece;
@@ -132,7 +132,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   static std::int64_t piece_of(const ConvWindow& window) noexcept {
     return window.has_contiguous_lines() ? window.w.taps * window.channels : window.channels;
   }
-  /// Columns [column, column + count): part of the taps of line `tap_line`, `in_line` columns from their beginning.
+  /// Columns [column, column + count): part of the taps of line `tap_line`, from `in_line` columns behind their begin.
   struct Piece {
     std::int64_t column;
     std::int64_t count;
@@ -141,7 +141,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   };
   const T* find(const typename WindowReader<T>::Place& place, std::int64_t offset, const Piece& piece,
                 T* scratch) const noexcept;
-  /// A run of all rows, converted: of neighbours at once, where that is no more work than one by one.
+  /// Converts a run of all rows, for neighbours at once if that is no more work than one by one.
   void convert(const typename WindowReader<T>::Place* places, int rows, std::int64_t offset, const Piece& piece,
                bool are_neighbours, T* scratch, const T** out) const noexcept;
 
@@ -167,7 +167,7 @@ class RightWindow final : public RightOperand<T> {
 };
 
 /// The window transposed, summed over pixels: (tap, channel) x pixels, as left operand without a copy. A tap's pixels
-/// of one line are a run of memory; pixels with some tap outside are runs of one pixel, and point to zeros there.
+/// of one line are a run of memory. A pixel with some tap outside is a run by itself; such taps point to zeros.
 template <class T>
 class LeftTurnedWindow final : public LeftOperand<T> {
  public:
@@ -183,7 +183,7 @@ class LeftTurnedWindow final : public LeftOperand<T> {
 
  private:
   static constexpr std::int64_t zero_elements = 1024;
-  /// Pixels [inner_begin, inner_end) of a line see all their taps inside the image.
+  /// Pixels [inner_begin, inner_end) of a line, whose taps all lie inside the image.
   static std::int64_t inner_begin(const ConvWindow& window) noexcept;
   static std::int64_t inner_end(const ConvWindow& window) noexcept;
   std::int64_t run_from(std::int64_t j) const noexcept {
@@ -196,7 +196,7 @@ class LeftTurnedWindow final : public LeftOperand<T> {
 };
 
 /// Some taps of a weight (O, KH, KW, C) as right operand: rows (tap_h, tap_w, o), columns c. Tap (a, b) is (first_h - a
-/// * step_h, first_w - b * step_w): the last first, as an input pixel meets them in ascending order.
+/// * step_h, first_w - b * step_w): the last tap comes first, as an input pixel meets taps in ascending order.
 struct TurnedTaps {
   const void* weight = nullptr;
   DType dtype = DType::f32;
@@ -222,13 +222,13 @@ class RightTurnedTaps final : public RightOperand<T> {
   TurnedTaps taps_;
 };
 
-/// A window read in place, or, for a narrow dtype, converted a microtile at a time; rows in the order above.
+/// A window read in place or, for a narrow dtype, converted a microtile at a time; rows are in the order above.
 struct PixelWindow {
   ConvWindow window;
   std::int64_t images = 0;
 
   std::int64_t rows() const noexcept { return images * window.grid_pixels(); }
-  /// Images of dtype T, or of one that is converted to it, with enough channels.
+  /// Images of dtype T, or of one that converts to it, with enough channels.
   template <class T>
   static bool can_read(const ConvWindow& window) noexcept {
     const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype);
@@ -268,11 +268,11 @@ inline constexpr double in_place_cycles = 0.25;
 inline constexpr double copy_cycles = 0.6;
 inline constexpr double copy_left_cycles = 0.9;
 inline constexpr double window_cycles = 0.6;
-inline constexpr double convert_cycles = 0.4;  // on top
+inline constexpr double convert_cycles = 0.4;  // in addition
 inline constexpr double store_cycles = 0.2;
 inline constexpr double store_turned_cycles = 1;
 
-/// Either adds up the workspace that matmuls need, or computes them with it.
+/// Either adds up the workspace that matmuls need, or runs them with it.
 template <class T>
 class Executor {
  public:
@@ -339,7 +339,7 @@ struct Group {
   std::int64_t weights() const noexcept { return filters * filter_elements; }
 };
 
-/// One tap on every pixel: the image is the matrix.
+/// One tap on every pixel: the image itself is the matrix.
 inline bool is_pointwise(const ConvShape& s) noexcept {
   return s.kernel_h == 1 && s.kernel_w == 1 && s.stride_h == 1 && s.stride_w == 1 && s.pad_top == 0 &&
          s.pad_bottom == 0 && s.pad_left == 0 && s.pad_right == 0;
@@ -391,7 +391,7 @@ void multiply_window(Problem& problem, const ConvWindow& window, const RightOper
   }
 }
 
-// The three computations; Executor decides whether they run.
+// The three computations; the executor decides whether they run.
 template <class T>
 void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept;
 template <class T>
@@ -403,8 +403,8 @@ void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept;
 // the same taps reach all pixels of a phase.
 
 /// Along one axis: input pixels phase, phase + stride, ... and the taps that reach them. From out * stride = in + pad -
-/// tap * dilation follows that the taps are an arithmetic progression, and so are the output pixels that each of them
-/// meets. Without a stride phase 0 is all pixels and all taps.
+/// tap * dilation it follows that the taps are an arithmetic progression, as are the output pixels that each tap meets.
+/// Without a stride, phase 0 is all pixels and all taps.
 struct Phase {
   WindowAxis axis;              // over dy, the last tap first
   std::int64_t last_tap = 0;    // in the kernel
@@ -420,20 +420,20 @@ void clear_unreached(const ConvInputGradArgs& args) noexcept;
 inline constexpr std::int64_t max_folded_columns = 16;
 bool folds_phases(const ConvShape& s) noexcept;
 
-// ---- Convolutions of bf16 on the processor's bf16 dot products (units.h chooses them), with the same results' dtypes
-// and epilogue as any other: a product of patches, copied a band at a time.
+// ---- Convolutions of bf16 on the processor's bf16 dot products (units.h chooses them), with the result dtypes and the
+// epilogue of all others: a product of patches, copied a band at a time.
 
-/// Whether a unit computes it: operands are bf16. The input's gradient of a stride over few channels is converted to
-/// f32 instead (folds_phases()): a single phase would not fill a panel's columns.
+/// Whether a unit computes a convolution: operands are bf16. The input's gradient of a stride over few channels is
+/// converted to f32 instead (folds_phases()), because a single phase would not fill a panel's columns.
 bool is_for_bf16_unit(const ConvForwardArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvInputGradArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept;
 
-/// As conv_workspace_bytes(), and the computations; Winograd's form is not used.
+/// As conv_workspace_bytes(), and the computations. Winograd's form is not used.
 ///
-/// Order of accumulation: the reductions of conv.h, the input's gradient over the taps that reach a pixel's phase
-/// (conv_driver.h; taps that miss the map are zeros), the last one first, cut into blocks of 1024; a block's sum is the
-/// unit's (gemm_bf16.h), blocks are added in ascending order in f32.
+/// Order of accumulation: the reductions of conv.h, with the input's gradient over the taps that reach a pixel's phase,
+/// the last one first (taps that miss the map are zeros), cut into blocks of 1024. The unit sums a block (gemm_bf16.h),
+/// and blocks are added in ascending order in f32.
 std::size_t bf16_workspace_bytes(const ConvForwardArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvInputGradArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept;
@@ -449,14 +449,14 @@ namespace thimble::kernels::depthwise {
 // ---- Convolutions whose groups are single channels, in f32: sums over taps, in vectors of neighbouring channels,
 // straight from the images. The bits equal the products that conv.h describes: the same chains of multiply-adds.
 
-/// Whether the functions below compute it: a filter for each channel, all in f32, no activation, at most 256 taps (a
-/// chain of sums) and, in the weight's gradient, rows of at most 8 taps.
+/// Whether the functions below compute a convolution: one filter per channel, all in f32, no activation, at most 256
+/// taps (a chain of sums) and, in the weight's gradient, rows of at most 8 taps.
 bool computes(const ConvForwardArgs& args) noexcept;
 bool computes(const ConvInputGradArgs& args) noexcept;
 bool computes(const ConvWeightGradArgs& args) noexcept;
 
-/// Forward and input's gradient take the weights, turned to (taps, channels); the weight's gradient the same number of
-/// sums twice.
+/// Forward and the input's gradient take room for the weights, transposed to (taps, channels); the weight's gradient
+/// takes room for twice as many sums.
 std::size_t workspace_bytes(const ConvForwardArgs& args) noexcept;
 std::size_t workspace_bytes(const ConvInputGradArgs& args) noexcept;
 std::size_t workspace_bytes(const ConvWeightGradArgs& args) noexcept;

@@ -84,8 +84,8 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
 }
 
 /// All phases as the columns (phase_h, phase_w, channel) of one matmul, whose rows are cells of stride_h x stride_w
-/// input pixels. For few channels, where a single phase would not fill a vector. Phases see different taps: a cell's
-/// window covers them all, and weights are zero where a phase has none.
+/// input pixels. Used for few channels, where a single phase would not fill a vector. Phases see different taps: a
+/// cell's window covers them all, and weights are zero where a phase has none.
 struct Fold {
   explicit Fold(const ConvShape& s) noexcept
       : h(cover(s.stride_h, [&](std::int64_t y) { return phase_h(s, y); })),
@@ -133,7 +133,7 @@ class RightFoldedTaps final : public RightOperand<T> {
   }
 
  private:
-  /// The tap (kh * KW + kw) of the kernel that a phase sees at a tap of the window; -1 without one.
+  /// The tap (kh * KW + kw) of the kernel that a phase sees at a tap of the window, or -1.
   std::int64_t weight_of(std::int64_t phase, std::int64_t tap) const noexcept {
     const ConvShape& s = args_.shape;
     const std::int64_t h = kernel_tap(phase_h(s, phase / s.stride_w), fold_.h, tap / fold_.w.taps);
@@ -207,8 +207,8 @@ void multiply_folded(const ConvInputGradArgs& args, Executor<T>& execute) noexce
 
 // ---- The weight's gradient: a matmul that sums over all pixels.
 
-/// (filters, pixels) x (pixels, channels) of one tap on every pixel, or its transpose: the same products in the same
-/// order. The left side is copied, so the smaller one is left; the right one may be read in place.
+/// (filters, pixels) x (pixels, channels) of one tap on every pixel, or its transpose, with the same products in the
+/// same order. The left side is copied, so the smaller operand is on the left; the right one may be read in place.
 template <class T>
 void multiply_pointwise(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;

@@ -1,5 +1,5 @@
-// Pooling on the CPU. Every output is gathered by one thread, in a fixed order of its inputs, for up to `tile` channels
-// side by side.
+// Pooling on the CPU. One thread gathers each output, in a fixed order of its inputs, for up to `tile` channels side by
+// side.
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace pool_detail {
 constexpr std::int64_t tile = 256;
 constexpr std::int64_t grain_elements = 1 << 14;
 
-// read_elements of one tensor, repeatedly: chooses the converting loop once, because runs may be short.
+// read_elements for many reads of one tensor: chooses the converting loop once, because runs may be short.
 template <class T>
 class ElementReader {
  public:
@@ -37,7 +37,7 @@ class ElementReader {
  private:
   const void* data_;
   DType dtype_;
-  NarrowFloatLoops::Load load_ = nullptr;  // null without conversion, or with other loops
+  NarrowFloatLoops::Load load_ = nullptr;  // null without a conversion, or with other loops
 };
 
 // Calls body(tap, pixel) for the elements of window (oh, ow) in row-major order; pixels are counted over (N, H, W).
@@ -74,7 +74,7 @@ inline void for_each_window(const PoolWindows& w, std::int64_t image, std::int64
   }
 }
 
-// Channels [channel, channel + n) of a pixel; `to` is the first one's element.
+// Channels [channel, channel + n) of a pixel; `to` is the element of the first one.
 struct PixelTile {
   std::int64_t image, h, w, channel, n, to;
 };
@@ -223,13 +223,13 @@ struct GlobalAverageTile {
   }
 };
 
-// y[i] += weight x[i].
+// sum[i] += weight x[i].
 template <class T>
 inline void add_weighted(const T* __restrict x, T weight, std::int64_t n, T* __restrict sum) {
   for (std::int64_t i = 0; i < n; ++i) sum[i] += weight * x[i];
 }
 
-// Pixels of the result, each a weighted sum of pixels of `from`; backward: of the gradient, over the outputs.
+// Pixels of the result, each a weighted sum of pixels of `from`; in backward, pixels of dx from pixels of dy.
 template <class T, bool is_backward>
 struct ResampleRows {
   static void run(const ResampleArgs& args, std::int64_t begin, std::int64_t end) {
@@ -302,7 +302,7 @@ void global_average(const GlobalAveragePoolArgs& args) {
   });
 }
 
-// The nearest pixels, as they are.
+// Copies the nearest pixels.
 void copy_pixels(const ResampleArgs& args, std::int64_t begin, std::int64_t end) {
   const ResampleAxis &h = args.axes[0], &w = args.axes[1];
   const std::size_t bytes = static_cast<std::size_t>(args.channels) * size_of(args.dtype);

@@ -24,7 +24,7 @@ THIMBLE_ALWAYS_INLINE Lanes& lanes_at(float* p) { return *reinterpret_cast<Lanes
 
 alignas(64) inline constexpr float zeros[most_channels] = {};
 
-/// The work of one call of an inner loop: one tile, `count` channels. Pixels may be `zeros`.
+/// The work of one call of an inner loop: one tile, `count` channels. Pixels may point to `zeros`.
 struct PatchTile {
   const float* pixels[16];
   float* out;
@@ -125,7 +125,7 @@ struct WeightInner {
   }
 };
 
-/// Up to 64 channels of some filters, optionally with taps in reverse.
+/// Transforms up to 64 channels of some filters, optionally with taps in reverse.
 void transform_taps(const Weights& weights, std::int64_t filter, std::int64_t filters, std::int64_t channel,
                     std::int64_t channels, bool is_reversed, float* out, std::int64_t component,
                     std::int64_t out_filter) noexcept {
@@ -240,11 +240,11 @@ struct TilesInner {
 
  private:
   static constexpr std::int64_t converted_channels = 64;
-  static constexpr std::int64_t pixels_ahead = 2 * tile_size;  // whose lines are prefetched: tiles are jumps
+  static constexpr std::int64_t pixels_ahead = 2 * tile_size;  // whose lines are prefetched: tiles lie apart
   static constexpr std::int64_t line_elements = 32;            // of 16 bits
 
   static THIMBLE_ALWAYS_INLINE void run_channels(const Job& job, std::int64_t done, std::int64_t count, bool is_float) {
-    // Pixel x of a line is converted into column x % size, where the tile to the right finds the shared ones.
+    // Pixel x of a line is converted into column x % size, where the next tile finds the pixels that both share.
     alignas(64) float converted[size][size][converted_channels];
     const Image& image = job.image;
     const Part& part = job.part;
@@ -359,7 +359,7 @@ struct Cut {
   Cut(const Correlation& correlation, const Microkernels<float>& kernels) noexcept {
     depth = correlation.weights.rows();
     columns = correlation.weights.columns();
-    // Whole vectors of sixteen, up to the width of a microtile; two vectors and two rather than three and one.
+    // Whole vectors of sixteen, up to the width of a microtile; two vectors twice rather than three and one.
     width = static_cast<int>(std::max<std::int64_t>(kernels.columns(), winograd::vector_channels));
     if (kernels.vectors == 3 && columns % width != 0 && columns % width < 2 * kernels.lanes) width = 2 * kernels.lanes;
     panels = (columns + width - 1) / width;
@@ -381,7 +381,7 @@ struct Cut {
   int width;  // columns of a panel
   std::int64_t panels;
   std::int64_t panel_stride;    // from one component of a panel to the next
-  std::int64_t panels_at_once;  // whose weights are transformed together
+  std::int64_t panels_at_once;  // whose weights are transformed at once
   std::int64_t tiles_at_once;
   winograd::Layout patches, sums;
 };
@@ -499,7 +499,7 @@ class Worker {
   float* weights_;
   float* patches_;
   float* sums_;
-  std::int64_t transformed_ = -1;  // the first panel with weights present
+  std::int64_t transformed_ = -1;  // the first panel whose weights are present
 };
 
 }  // namespace conv_winograd_detail
@@ -555,13 +555,13 @@ using winograd::components;
 inline constexpr std::int64_t taps = 9;
 inline constexpr std::int64_t line = gemm_detail::line_elements<float>;
 inline constexpr std::int64_t chunk_filters = 64;    // of one item of work, at most
-inline constexpr std::int64_t chunk_channels = 128;  // likewise
+inline constexpr std::int64_t chunk_channels = 128;  // of one item of work, at most
 inline constexpr std::int64_t tiles_at_once = 48;    // whose products are one chain of sums
-inline constexpr std::int64_t most_segments = 8;     // that the tiles are cut into
-inline constexpr std::int64_t enough_items = 8;      // of work
+inline constexpr std::int64_t most_segments = 8;     // into which the tiles are cut
+inline constexpr std::int64_t enough_items = 8;      // enough to keep threads busy
 
-/// How the gradient is cut: items of some filters and channels, and segments of the tiles where there are few items.
-/// The segments' sums are added in ascending order. A function of only the shape: segments are part of the result.
+/// How the gradient is cut: into items of some filters and channels, and where these are few, the tiles into segments.
+/// The segments' sums are added in ascending order. Depends only on the shape, because segments are part of the result.
 struct Cut {
   explicit Cut(const ConvShape& s) noexcept
       : tiles(winograd::tiles_over(s.out_height(), s.out_width(), s.images)),
@@ -588,7 +588,7 @@ struct Cut {
     return ((n + chunks - 1) / chunks + line - 1) / line * line;
   }
   std::int64_t chunks() const noexcept { return filter_chunks * channel_chunks; }
-  /// Floats of one thread, and the threads' shared region: a gradient for every segment.
+  /// Floats of one thread, and of the region that threads share: a gradient for every segment.
   std::int64_t elements() const noexcept {
     return components * (x.component + dy.component + sums.component) + filters * taps * channels;
   }
@@ -659,7 +659,7 @@ class Worker {
         const float* a[max_tile_rows];
         for (int r = 0; r < rows; ++r) a[r] = dy + i + r;
         for (std::int64_t j = 0, columns; j < channels_; j += columns) {
-          // Three vectors and one are evened out to two and two.
+          // Three vectors and one become two and two.
           const std::int64_t rest = channels_ - j;
           columns = kernels_.vectors == 3 && rest == 4 * kernels_.lanes ? 2 * kernels_.lanes
                                                                         : std::min<std::int64_t>(width, rest);

@@ -93,8 +93,8 @@ struct TileOut {
   float* pixels[4];
 };
 
-/// A^T m A of `tiles` tiles, `columns` (whole vectors) of each; m as transform_patches leaves it, channels being
-/// columns.
+/// A^T m A of `tiles` tiles, `columns` (whole vectors) of each; m is laid out as transform_patches leaves it, with
+/// columns as channels.
 void inverse_tiles(const float* m, const Layout& layout, std::int64_t tiles, std::int64_t columns,
                    const TileOut* out) noexcept;
 
@@ -109,9 +109,9 @@ namespace thimble::kernels::conv_detail {
 
 // ---- Convolutions of 3x3 by Winograd's F(2x2, 3x3): sixteen matmuls over tiles, with transforms around them.
 
-/// True where it saves time: 3x3, stride 1, no dilation or groups; 32 to 512 channels and filters, in vectors of 16;
-/// maps of at least 8x8, with a tile for every 4096 pairs of a channel and a filter. A function of one image's sizes,
-/// so that results do not depend on the number of images.
+/// True where Winograd's form saves time: 3x3, stride 1, no dilation or groups; 32 to 512 channels and filters, in
+/// vectors of 16; maps of at least 8x8, with a tile for every 4096 pairs of a channel and a filter. Depends only on one
+/// image's sizes, so that results do not depend on the number of images.
 bool winograd_pays(const ConvShape& shape) noexcept;
 
 /// out[n, i, j, :] = sum over the nine taps of image[n, i + t_h + top, j + t_w + left, :] weights[t].
@@ -129,7 +129,7 @@ struct Correlation {
 
 std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads) noexcept;
 
-/// output.rows is a matrix with a row for every pixel.
+/// output.rows describes a matrix with a row for every pixel.
 void run_winograd(const Correlation& correlation, const gemm_detail::Output<float>& output, void* workspace,
                   int threads) noexcept;
 

@@ -14,8 +14,8 @@
 
 namespace thimble::kernels {
 
-// ---- Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is loaded into a
-// short contiguous buffer of the compute type (or used in place, when it is one already), then the functor's chunk
+// ---- Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is loaded into
+// a short contiguous buffer of the compute type (or used in place if it already is one), then the functor's chunk
 // runs.
 
 namespace elementwise_detail {

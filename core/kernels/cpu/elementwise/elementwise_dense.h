@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise operators without broadcasting, gathering or conversion: most calls.
+// Elementwise operators without broadcasting, gathering or conversion, as in most calls.
 
 #include <array>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace thimble::kernels {
 
-/// `elements` contiguous elements of every operand and of the result, in `dtype` (f32, f64 or i64). Same bits as
-/// elementwise_cpu.
+/// `elements` contiguous elements of every operand and of the result, in `dtype` (f32, f64 or i64). Gives
+/// elementwise_cpu's bits.
 struct DenseElementwise {
   std::array<const void*, max_elementwise_inputs> in;
   int inputs = 0;

@@ -22,7 +22,7 @@ std::int64_t index_at(const void* data, DType dtype, std::int64_t element) {
   return static_cast<const std::int64_t*>(data)[element];
 }
 
-// The smallest bad position of all threads.
+// The smallest bad position that any thread finds.
 class FirstBad {
  public:
   void note(std::int64_t position) noexcept {
@@ -59,8 +59,8 @@ BadIndex embedding(const EmbeddingArgs& args) {
   return {bad.position(), index_at(args.ids, args.ids_dtype, bad.position())};
 }
 
-// Sorts positions by their id (counting sort, so ascending for each id): row r's are order[rows + 1 + starts[r]], ...,
-// where starts is the front of `order`.
+// Sorts positions by their id, ascending for each id (counting sort). Row r's are order[rows + 1 + starts[r]] and
+// following, where starts is the front of `order`.
 void sort_positions(const EmbeddingGradArgs& args) {
   std::int64_t* const starts = args.order;
   std::int64_t* const sorted = args.order + args.rows + 1;
@@ -116,7 +116,7 @@ void embedding_backward(const EmbeddingGradArgs& args) {
   });
 }
 
-// n elements of out and index that are visited together, the given steps apart, and the beginnings of their lines of x.
+// n elements of out and index that are visited together, their steps, and the beginnings of their lines of x.
 struct Run {
   std::int64_t x, index, out, x_step, index_step, out_step, n;
 };

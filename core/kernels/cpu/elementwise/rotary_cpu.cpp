@@ -1,4 +1,4 @@
-// Rotary positions on the CPU: sines and cosines of a position once, for all its heads and samples.
+// Rotary positions on the CPU: computes a position's sines and cosines once for all its heads and samples.
 
 #include <algorithm>
 #include <cmath>

@@ -62,8 +62,8 @@ struct GemmArgs {
   void* pre_activation = nullptr;  ///< null, or laid out as c
 };
 
-/// Bytes of workspace for gemm(): a pure function of sizes, strides, dtypes, the epilogue, the thread count and isa().
-/// alpha does not count, and of pointers only whether bias and pre_activation are null. At most 2 MiB and 64 KiB per
+/// Bytes of workspace for gemm(): a pure function of sizes, strides, dtypes, the epilogue, the thread count and
+/// isa(). Ignores alpha, and pointers except whether bias and pre_activation are null. At most 2 MiB + 64 KiB per
 /// thread.
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads = thread_count()) noexcept;
 

@@ -1,5 +1,5 @@
-// C is cut into tiles of 1024 x 256, each the sum over blocks of k: a block of the right operand is packed, then every
-// 32 rows of the left one meet it. Sums stay in scratch until the last block, and are finished as in any gemm.
+// C is cut into tiles of 1024 x 256, each summed block by block of k: packs a block of B, then multiplies it by 32 rows
+// of A at a time. Sums stay in scratch until the last block, and are finished as in any gemm.
 
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
 
@@ -33,7 +33,7 @@ inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) no
 }
 
 /// A float whose subnormal values count as zero, as in dot products of bf16. (A result that only rounding lifts to the
-/// smallest normal number is zero on a unit and stays here.)
+/// smallest normal number is zero on a unit, but kept here.)
 inline float flushed(float x) noexcept { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
 
 /// The scalar twin of vdpbf16ps: the odd element of a pair first, each product fused with its addition.
@@ -87,7 +87,7 @@ THIMBLE_TARGET_BF16 THIMBLE_ALWAYS_INLINE void add_steps(const std::uint8_t* fir
   const std::uint8_t* a[rows];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) a[r] = first + r * a_stride;
-  std::int64_t at = 0;  // in a's rows
+  std::int64_t at = 0;  // position in a's rows
   for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
     for (int g = 0; g < step_pairs; ++g, at += pair_bytes, b += block_columns * pair_bytes) {
       const auto left = (__m512bh)_mm512_load_si512(b);
@@ -406,7 +406,7 @@ using namespace gemm_detail;
 
 inline constexpr std::int64_t tile_rows = 1024, tile_columns = 256, unit_depth = 1024;
 inline constexpr std::int64_t step_elements = step_bytes / 2;
-// Few rows of A by so many elements of B, of whose columns so many are computed at a time (class Streamed).
+// Streamed products (class Streamed): at most this many rows of A, at least so many elements of B, columns at a time.
 inline constexpr std::int64_t most_streamed_rows = 4, least_streamed = 1 << 16, stream_columns = 1024;
 inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
 
@@ -415,9 +415,9 @@ std::int64_t packed_bytes(std::int64_t depth, std::int64_t columns) noexcept {
   return ceil_div(columns, dot_columns) * ceil_div(depth, step_elements) * step_block_bytes;
 }
 
-/// The regions of workspace, in bytes from its begin: every one a multiple of 64.
+/// The regions of workspace, in bytes from its start; each is a multiple of 64.
 struct Space {
-  std::int64_t columns, depth;  // of a tile and of a block, filled up
+  std::int64_t columns, depth;  // of a tile and of a block, padded
   std::int64_t sums;            // of a whole tile if k has several blocks, else 0
   std::int64_t packed;
   std::int64_t right;  // rows of B that are copied before they are packed, or 0
@@ -545,7 +545,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   auto* const sums = static_cast<float*>(workspace);
   std::uint8_t* const packed = static_cast<std::uint8_t*>(workspace) + space.sums;
   auto* const right_rows = reinterpret_cast<std::uint16_t*>(packed + space.packed);
-  std::uint8_t* const own = packed + space.packed + space.right;  // by threads
+  std::uint8_t* const own = packed + space.packed + space.right;  // one region per thread
   const DotKernel& kernel = dot_kernel(unit);
   const Microkernels<float>& micro = microkernels<float>(isa());
   const int piece = micro.lanes * micro.vectors;
@@ -583,13 +583,13 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   }
 }
 
-/// One thread's columns of a streamed product. Packs a step of B at a time, panel by panel of a tile, and continues the
-/// sums of the steps before: packed data stays near, and B's rows are read in order.
+/// One thread's columns of a streamed product. Packs one step of B at a time, panel by panel of a tile, and continues
+/// the sums of the steps before: packed data stays in the caches, and B's rows are read in order.
 class Streamed {
  public:
   static constexpr std::int64_t run = step_elements;
   static constexpr std::int64_t packed_run = run / step_elements * step_block_bytes;
-  static constexpr std::int64_t sums = most_streamed_rows * stream_columns;  // floats
+  static constexpr std::int64_t sums = most_streamed_rows * stream_columns;  // in floats
   static constexpr std::int64_t thread_bytes = 2 * packed_run + 2 * sums * 4;
 
   static int threads_of(const Bf16Operands& x, int threads) noexcept {
@@ -642,7 +642,7 @@ class Streamed {
     }
     tile.is_sum = is_sum;
     tile.out_stride = stream_columns;
-    // Computes a panel after packing the next one: the stores have then arrived.
+    // Computes a panel after packing the next one, when the panel's stores have arrived.
     const auto pack = [&](std::int64_t first) {
       pack_bf16_panel(x_.b + p * x_.b_row_stride + column + first, x_.b_row_stride, 1, depth,
                       std::min<std::int64_t>(dot_columns, columns - first), place_of(first));
@@ -689,12 +689,12 @@ void multiply_streamed(const Bf16Operands& x, const Output<float>& output, const
   });
 }
 
-/// Whether C^T = B^T A^T is computed in place of C: few rows, and contiguous columns of B, as in a decoder's weights.
-/// These are then read once, in place, and threads divide C^T's many rows. An element has the same products in the same
-/// order, and the units' sums treat both factors alike.
+/// Whether C^T = B^T A^T is computed in place of C: few rows, and contiguous columns of B, as in a decoder's weights,
+/// which are then read once, in place, while threads divide C^T's many rows. An element has the same products in the
+/// same order, and the units' sums treat both factors alike.
 bool is_turned(const GemmArgs& args) noexcept { return args.m <= block_columns && args.b_row_stride == 1; }
 
-/// The operands of one matrix of a gemm's batch: views.
+/// Views of the operands of one matrix in a gemm's batch.
 class Views final : public Bf16Operands {
  public:
   Views(const GemmArgs& args, std::int64_t a_offset, std::int64_t b_offset) noexcept

@@ -1,6 +1,6 @@
 #pragma once
-// gemm() of bf16 operands on the processor's bf16 dot products (dot_unit.h), where units.h chooses them: with the same
-// views, batches, result dtypes and epilogue as any other gemm().
+// gemm() of bf16 operands on the processor's bf16 dot products (dot_unit.h), where units.h chooses them. Views,
+// batches, result dtypes and epilogue are those of any other gemm().
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace thimble::kernels::gemm_detail {
 
-// ---- The innermost loop of bf16 products: a microtile of 32 columns, on each unit.
+// ---- The innermost loop of bf16 products, on each unit: a microtile of 32 columns.
 //
 //   pair    two elements of k, 4 bytes, whose products one lane of an instruction sums
 //   step    16 pairs, 64 bytes of k: the contents of one AMX tile
@@ -25,8 +25,8 @@ inline constexpr int step_pairs = 16;
 inline constexpr int pair_bytes = 4;
 inline constexpr std::int64_t step_block_bytes = step_bytes * dot_columns;
 
-/// out (rows, 32) = a (rows, k) b (k, 32), rows <= 32. The bytes of k that do not fill a step are in a_tail, zeros
-/// behind them. Rows of out are out_stride elements apart.
+/// out (rows, 32) = a (rows, k) b (k, 32), rows <= 32. The bytes of k that do not fill a step are in a_tail, followed
+/// by zeros. Rows of out are out_stride elements apart.
 struct DotTile {
   const std::uint8_t* a;
   std::int64_t a_stride;       ///< bytes from one row of a to the next
@@ -44,14 +44,14 @@ struct DotTile {
   std::int64_t steps() const noexcept { return whole_steps + (a_tail != nullptr ? 1 : 0); }
 };
 
-/// Prefetches the step of `ahead`'s rows that begins `at` bytes behind their begin.
+/// Prefetches the step of `ahead`'s rows that begins `at` bytes into them.
 inline void ask_ahead(const DotTile& tile, std::int64_t at) noexcept {
   if (tile.ahead == nullptr) return;
   for (int r = 0; r < tile.rows; ++r) __builtin_prefetch(tile.ahead + r * tile.a_stride + at);
 }
 
-/// Computes a microtile. begin(rows) comes before the first one of a thread and whenever `rows` changes, end() after
-/// the last.
+/// Computes a microtile. Call begin(rows) before a thread's first one and whenever `rows` changes, and end() after its
+/// last.
 ///
 /// The bits of an element depend only on the unit and on its row of a and column of b. Subnormal operands and results
 /// count as zero. AVX-512 and its model sum pairs in ascending k, the odd element of a pair first, each product by a
@@ -72,20 +72,20 @@ extern const DotKernel amx_kernel;
 
 // ---- Packs the operands of bf16 products in the order that their microkernels read (gemm_bf16.h).
 
-/// `rows` rows of `depth` elements with strides (row_stride, column_stride), each followed by zeros up to `filled`, a
-/// multiple of 32, one behind the other. Fast where elements (column_stride 1) or rows (row_stride 1) are contiguous.
+/// Writes `rows` rows of `depth` elements with strides (row_stride, column_stride), one behind the other, each padded
+/// with zeros to `filled`, a multiple of 32. Fast if columns (column_stride 1) or rows (row_stride 1) are contiguous.
 void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
                     std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept;
 
-/// A panel: `columns` columns (at most 32) of `depth` rows of a right operand, zeros behind them up to 32 columns and a
-/// multiple of 32 rows. Fast where columns (column_stride 1) or rows (row_stride 1) are contiguous.
+/// Writes a panel: `columns` (at most 32) columns of `depth` rows of a right operand, padded with zeros to 32 columns
+/// and a multiple of 32 rows. Fast if columns (column_stride 1) or rows (row_stride 1) are contiguous.
 void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
                      std::int64_t columns, std::uint8_t* out) noexcept;
 
 // ---- The loops of a product on a bf16 unit, over operands that are read a block at a time (gemm_bf16.h,
 // conv_driver.h).
 
-/// The operands of C (m, n) = A (m, k) B (k, n), as bits of bf16.
+/// The operands of C (m, n) = A (m, k) B (k, n), as the bits of bf16.
 class Bf16Operands {
  public:
   std::int64_t m = 0, n = 0, k = 0;
@@ -98,18 +98,18 @@ class Bf16Operands {
   /// A's rows, each contiguous, `a_stride` apart.
   const std::uint16_t* a = nullptr;
   std::int64_t a_stride = 0;
-  /// A has at most 4 rows, and B's rows are read in order, a few at a time: both in place, B's columns contiguous.
+  /// A has at most 4 rows, and B's rows are read in order, a few at a time; both are in place, B's columns contiguous.
   bool is_streamed = false;
-  /// Elements [p, p + depth) of `rows` rows of A from `row` on, each followed by zeros up to `filled`, one behind the
-  /// other. Not called where A is read in place. Called by several threads at once.
+  /// Copies elements [p, p + depth) of `rows` rows of A from `row` on, one row behind the other, each padded with zeros
+  /// up to `filled`. Not called where A is read in place. Several threads may call it at once.
   virtual void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
                          std::uint16_t* out) const noexcept = 0;
 
   /// B, with any strides.
   const std::uint16_t* b = nullptr;
   std::int64_t b_row_stride = 0, b_column_stride = 0;
-  /// Columns [column, column + columns) of row p of B. Not called where B is read in place. Called by several threads
-  /// at once.
+  /// Copies columns [column, column + columns) of row p of B. Not called where B is read in place. Several threads may
+  /// call it at once.
   virtual void copy_right(std::int64_t p, std::int64_t column, std::int64_t columns,
                           std::uint16_t* out) const noexcept = 0;
 };
@@ -119,16 +119,16 @@ struct Bf16Place {
   std::int64_t c_offset = 0, bias_offset = 0;
 };
 
-/// Bytes of workspace on up to `threads` threads: depends only on sizes, and on the copied operands.
+/// Bytes of workspace on up to `threads` threads; depends only on sizes and on which operands are copied.
 std::size_t bf16_product_bytes(const Bf16Operands& operands, int threads) noexcept;
-/// C, with the order of accumulation of compute_bf16 (gemm_bf16.h).
+/// Computes C, in compute_bf16's order of accumulation.
 void bf16_product(const Bf16Operands& operands, const Output<float>& output, const Bf16Place& place, void* workspace,
                   int threads, DotUnit unit) noexcept;
 
-/// gemm_workspace_bytes() and gemm() on a unit. Not empty, both operands bf16.
+/// gemm_workspace_bytes() and gemm() on a unit, for bf16 operands and a product that is not empty.
 ///
-/// Order of accumulation: k is cut into blocks of 1024 from 0; a block's sum is the unit's (gemm_bf16.h), blocks
-/// are added in ascending order in f32. It depends only on k.
+/// Order of accumulation: k is cut into blocks of 1024 from 0; the unit sums a block (see above), and blocks are added
+/// in ascending order in f32. It depends only on k.
 std::size_t bf16_workspace_bytes(const GemmArgs& args, int threads) noexcept;
 void compute_bf16(const GemmArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
 

@@ -13,18 +13,18 @@
 namespace thimble::kernels::gemm_detail {
 namespace direct_detail {
 
-// Every row of C reads the right operand again: with more rows a packed copy is faster.
+// Every row of C reads the right operand again: with more rows than this, a packed copy is faster.
 inline constexpr std::int64_t most_rows = 512;
 inline constexpr std::int64_t most_right_bytes = 4 * 1024 * 1024;
-// A block of 64 columns that takes more ways of the second-level cache would be evicted by its neighbours: rows a large
-// power of two apart fall into few sets.
+// A block of 64 columns that takes more ways of the second-level cache than this would be evicted by its neighbours:
+// rows a large power of two apart fall into few sets.
 inline constexpr std::int64_t most_ways = 4;
 inline constexpr std::int64_t cache_way_bytes = 128 * 1024;
 inline constexpr std::int64_t lanes = 16;
 inline constexpr std::int64_t max_vectors = 4;  // in a row of a microtile
 inline constexpr std::int64_t panel_columns = max_vectors * lanes;
-// Columns of C whose sums advance by one block of k before the next columns, so that a block of the left operand is
-// read once for all of them; one panel, when the whole left operand stays in the second-level cache.
+// Columns of C whose sums advance by one block of k before the next columns, so that all of them read a block of the
+// left operand once. One panel, if the whole left operand stays in the second-level cache.
 inline constexpr std::int64_t tile_panels = 8;
 inline constexpr std::int64_t near_left_bytes = 512 * 1024;
 
@@ -59,15 +59,15 @@ struct Strip {
 /// Four vectors of columns take six rows, fewer take eight: 24 of the 32 registers accumulate.
 constexpr int full_rows(int vectors) noexcept { return vectors == 4 ? 6 : 8; }
 
-/// Hides a pointer's origin from the compiler: it would keep the addresses of many rows in registers, which are too
-/// few, or make variants of a loop for special strides.
+/// Hides a pointer's origin from the compiler, which would keep the addresses of many rows in registers (there are too
+/// few), or make variants of a loop for special strides.
 template <class Pointer>
 THIMBLE_ALWAYS_INLINE void hide(Pointer& pointer) noexcept {
   __asm__("" : "+r"(pointer));
 }
 
-/// The vectors of a row of a microtile. Only the lanes of a mask are read and written of the last one, unless
-/// `is_whole`: a masked load occupies the unit of the multiply-adds.
+/// The vectors of a row of a microtile. The last vector is read and written under a mask unless `is_whole`, because a
+/// masked load occupies the multiply-add unit.
 template <int vectors, bool is_whole>
 struct Row {
   __mmask16 last;
@@ -181,13 +181,13 @@ template <bool is_whole>
 inline constexpr MultiplyStrip strips[max_vectors] = {multiply_strip<1, is_whole>, multiply_strip<2, is_whole>,
                                                       multiply_strip<3, is_whole>, multiply_strip<4, is_whole>};
 
-/// Vectors of the microtiles when `rest` are left: five are three and two, because a single one has too few chains of
-/// sums to keep the machine busy.
+/// Vectors of the microtile when `rest` are left: five are split three and two, because a single one has too few chains
+/// of sums to keep the machine busy.
 constexpr std::int64_t panel_vectors(std::int64_t rest) noexcept {
   return rest == max_vectors + 1 ? max_vectors - 1 : std::min(rest, max_vectors);
 }
 
-/// A region of C: in one matrix of the batch.
+/// A region of C, in one matrix of the batch.
 struct Part {
   const float* a;
   const float* b;
@@ -237,7 +237,7 @@ void compute_part(const GemmArgs& args, const Part& part) noexcept {
   }
 }
 
-/// How C is cut for threads: rows and columns that one computes of a matrix at a time. Does not affect results.
+/// How C is cut for threads: rows and columns of a matrix that one computes at a time. Does not affect results.
 struct Jobs {
   std::int64_t rows, columns;
   int threads = 1;
@@ -245,12 +245,12 @@ struct Jobs {
 
 Jobs jobs_of(const GemmArgs& args, std::int64_t batch, int threads) noexcept {
   const std::int64_t vectors = ceil_div(args.n, lanes);
-  const double cycles = 0.5 * static_cast<double>(args.m * vectors) * static_cast<double>(args.k);  // of a matrix
+  const double cycles = 0.5 * static_cast<double>(args.m * vectors) * static_cast<double>(args.k);  // for one matrix
   Jobs jobs{args.m, args.n};
   if (threads == 1 || cycles * static_cast<double>(batch) < worthwhile_cycles) return jobs;
   jobs.threads = threads;
   if (batch % threads == 0 || batch >= 8 * threads) return jobs;
-  // Columns, where all threads have about as many whole panels or there are few rows; else rows.
+  // Cuts columns, if all threads get about as many whole panels or there are few rows; else rows.
   const std::int64_t thread_vectors = max_vectors * threads;
   if (vectors % thread_vectors == 0 || vectors >= 8 * thread_vectors || args.m < 8 * threads) {
     jobs.columns = ceil_div(vectors, thread_vectors) * panel_columns;
@@ -284,7 +284,7 @@ bool is_direct([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] Isa isa) 
   const bool is_plain = args.dtype == DType::f32 && args.c_dtype == DType::f32 && !args.accumulate &&
                         args.bias == nullptr && args.activation == Activation::none && args.pre_activation == nullptr;
   const bool has_rows = args.a_column_stride == 1 && args.b_column_stride == 1 && args.c_column_stride == 1;
-  // Columns behind the last whole vector cost as much as a vector: an eighth of the work at most.
+  // Columns behind the last whole vector cost a vector: at most an eighth of the work.
   const std::int64_t whole = ceil_div(args.n, lanes) * lanes;
   const bool stays_near =
       args.k * args.n * float_bytes <= most_right_bytes &&

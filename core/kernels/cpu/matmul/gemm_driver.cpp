@@ -19,21 +19,21 @@ inline constexpr std::int64_t right_block_bytes = 400 * 1024;
 inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 
-// Rows of a left operand that are copied at a time: whole microtiles of every instruction set, and little enough for
-// half of the first-level cache, which the right operand's panels pass through too.
+// Rows of a left operand that are copied at a time: whole microtiles of every instruction set, and few enough for half
+// of the first-level cache, which the right operand's panels pass through too.
 inline constexpr std::int64_t copied_rows = 24;
 
-// Up to this m, reading the right operand's rows in place beats packing them: measured on 16 shapes.
+// Up to this m, reading the right operand's rows in place beats packing them (measured on 16 shapes).
 inline constexpr std::int64_t most_rows_in_place = 512;
 
-inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
-inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
+inline constexpr double thread_start_cycles = 4000;      // to wake threads and wait for them
+inline constexpr double microtile_overhead_cycles = 60;  // the call, and moving partial sums
 inline constexpr double worthwhile_cycles = 60000;       // below this a second thread does not pay
 inline constexpr double block_overhead_cycles = 300;     // calls that prepare a block
 inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
 inline constexpr double far_cycles = 0.1;    // or from beyond it
 inline constexpr double near_bytes = 768 * 1024;
-// Rows read in place, from beyond the second-level cache: per row of tiles after the first, and per row of C.
+// For rows read in place from beyond the second-level cache: per row of tiles after the first, and per row of C.
 inline constexpr double far_rows_cycles = 0.5;
 inline constexpr double far_rows_use_cycles = 0.004;
 inline constexpr double near_rows_bytes = 1280 * 1024;
@@ -68,18 +68,18 @@ bool broadcasts_right(const Problem& problem) noexcept {
   return false;
 }
 
-/// Reads rows of the right operand in place while they are used too seldom to pay for a copy.
+/// Whether to read rows of the right operand in place, because they are used too seldom to pay for a copy.
 bool may_read_right(const Problem& problem) noexcept {
   return problem.has_right_rows && problem.m <= most_rows_in_place;
 }
 
-/// Columns of a panel. Four vectors of columns are two panels of two rather than one of three and one of one, which has
-/// too few chains of sums to keep the machine busy.
+/// Columns of a panel. Four vectors of columns make two panels of two, not one of three and one of one, which would
+/// have too few chains of sums to keep the machine busy.
 int panel_width(const Problem& problem, const MicroShape& micro) noexcept {
   return micro.vectors == 3 && ceil_div(problem.n, micro.lanes) == 4 ? 2 * micro.lanes : micro.columns();
 }
 
-/// Completes a tiling from the tile's sizes; false when a bound is broken.
+/// Completes a tiling from the tile's sizes; false if it breaks a bound.
 bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) noexcept {
   const std::int64_t bytes = micro.element_bytes;
   if (tiling.columns * std::min(problem.k, block_depth) * bytes > right_block_bytes && tiling.columns > tiling.width) {
@@ -125,7 +125,7 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   const double work =
       batch * (compute + packs * right_elements * right_cost + streaming + in_place + sums +
                tile_columns * k * static_cast<double>(problem.m) * problem.left_cost + blocks * block_overhead_cycles);
-  // Tiles at the lower and right end are smaller; while there are few tiles, the largest decides.
+  // Tiles at the lower and right end are smaller; while there are few tiles, the largest one decides.
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
   const double largest = static_cast<double>(std::min(tiling.rows, problem.m)) / static_cast<double>(problem.m) *
                          static_cast<double>(std::min(tiling.columns, problem.n)) / static_cast<double>(problem.n);
@@ -133,8 +133,8 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   return std::max(work / threads, tile * rounds) + (tiling.threads > 1 ? thread_start_cycles : 0);
 }
 
-/// One tile that needs no packing, for products so small that ranking tilings would take noticeable time; else rows ==
-/// 0.
+/// One tile that needs no packing, for products so small that ranking tilings would take noticeable time; rows == 0 if
+/// there is none.
 Tiling whole_in_place(const Problem& problem, const MicroShape& micro, int threads) noexcept {
   constexpr std::int64_t most_rows = 256, most_columns = 256;
   Tiling tiling;
@@ -165,7 +165,7 @@ bool is_same(const Problem& a, const Problem& b) noexcept {
                     [](const BatchDim& x, const BatchDim& y) { return is_same(x, y); });
 }
 
-/// The problem ranked last for so many threads (0 at first), and its best tiling.
+/// The last problem ranked for this many threads (0 at first), and its best tiling.
 struct Ranked {
   Problem problem{};
   MicroShape micro{};
@@ -174,7 +174,7 @@ struct Ranked {
 };
 constinit thread_local std::array<Ranked, 32> ranked{};
 
-/// By the highest bits of products with odd numbers: sizes are often multiples of the same powers of two.
+/// Uses the highest bits of products with odd numbers: sizes are often multiples of the same powers of two.
 std::size_t place_of(const Problem& problem) noexcept {
   return (static_cast<std::uint64_t>(problem.m) * 0x9E3779B97F4A7C15u ^
           static_cast<std::uint64_t>(problem.n) * 0xC2B2AE3D27D4EB4Fu ^
@@ -203,7 +203,7 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
   Tiling best;
   const auto consider = [&](std::int64_t rows, std::int64_t columns, bool reads_right) {
     Tiling tiling;
-    // Tiles of equal size rather than a small one at the end.
+    // Tiles of equal size, without a small one at the end.
     tiling.rows = ceil_div(row_panels, ceil_div(row_panels, rows)) * micro.rows;
     tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * width;
     tiling.width = width;
@@ -221,8 +221,8 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
     }
     if (best.rows != 0) return best;
   }
-  // A network has few different problems, again and again, and planning asks for nothing else: ranking took a third of
-  // its time.
+  // A network repeats a few problems, and planning asks for nothing else: without this table, ranking took a third of
+  // planning's time.
   Ranked& last = ranked[place_of(problem)];
   if (last.threads == threads && is_same(last.problem, problem) && is_same(last.micro, micro)) return last.best;
   for (const bool reads_right : {true, false}) {
@@ -294,14 +294,14 @@ Offsets batch_offsets(const Problem& problem, std::int64_t index) noexcept {
   return offsets;
 }
 
-/// A tile's position: in the batch, and counted in tiles in C.
+/// A tile's position in the batch, and in C, counted in tiles.
 struct Tile {
   std::int64_t batch;
   std::int64_t row;
   std::int64_t column;
 };
 
-/// One thread's work: tile after tile, remembering which right blocks are still packed.
+/// One thread's work: computes tile after tile, and remembers which right blocks are still packed.
 template <class T>
 class Worker {
  public:
@@ -355,7 +355,7 @@ class Worker {
     bool is_last;
   };
 
-  /// The destination of a packed block of the right operand: a separate one for each when all are kept.
+  /// The destination of a packed block of the right operand: a separate one for each block if all are kept.
   Panels<T> panels_of(std::int64_t block, std::int64_t depth) const noexcept {
     const int width = tiling_.width;
     const std::int64_t count = (columns_ + width - 1) / width;
@@ -364,8 +364,8 @@ class Worker {
     return {first, width, panel_stride(depth, width, line_elements<T>)};
   }
 
-  /// Columns of the microtile with `rest` columns left. Three vectors and one are evened out to two and two, because a
-  /// single vector has too few chains of sums to keep the machine busy.
+  /// Columns of the microtile with `rest` columns left. Three vectors and one become two and two, because a single
+  /// vector has too few chains of sums to keep the machine busy.
   int microtile_columns(std::int64_t rest) const noexcept {
     const int width = tiling_.width;
     if (tiling_.reads_right && width == 3 * kernels_.lanes && rest > width && rest <= width + kernels_.lanes) {
@@ -384,8 +384,8 @@ class Worker {
     right_.pack(offsets_.right, column_ + first, columns_ - first, k, depth, block.panels);
   }
 
-  /// Cache lines to prefetch while microtiles are computed, for each as many as it has groups of k: some whole columns
-  /// of lines, or a part of one.
+  /// Cache lines to prefetch while microtiles are computed, one line per group of k: some whole columns of lines for
+  /// each microtile, or a part of one.
   class LinePrefetcher {
    public:
     LinePrefetcher() = default;
@@ -413,7 +413,7 @@ class Worker {
    private:
     Lines lines_;
     std::int64_t groups_ = 1;
-    std::int64_t row_ = 0;  // the first of the next part
+    std::int64_t row_ = 0;  // where the next part begins
   };
 
   /// The left operand's lines after rows [i, i + count) of the tile.
@@ -529,7 +529,7 @@ void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& ke
   const std::int64_t tile_columns = tiling.tile_columns(problem.n);
   const std::int64_t tiles = problem.batch_size() * tile_rows * tile_columns;
   // Tiles are handed out in order, row by row of one column, so that a thread's next tile often needs the blocks that
-  // it has packed.
+  // the thread has packed.
   const auto tile_at = [&](std::int64_t index) {
     return Tile{index / (tile_rows * tile_columns), index % tile_rows, index / tile_rows % tile_columns};
   };

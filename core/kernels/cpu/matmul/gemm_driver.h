@@ -36,7 +36,7 @@ struct BatchDim {
   std::int64_t bias;
 };
 
-/// Sizes, and the costs of loading an element into a microkernel and storing it (cycles, about).
+/// Sizes, and the approximate costs in cycles of loading an element into a microkernel and of storing it.
 struct Problem {
   std::int64_t m = 0;
   std::int64_t n = 0;
@@ -44,8 +44,8 @@ struct Problem {
   int batch_rank = 0;
   std::array<BatchDim, max_batch_rank> batch;  ///< only the first batch_rank are set: small products feel the cost
   bool copies_left = false;                    ///< the left operand is not read in place
-  bool sums_in_out = false;                    ///< out's rows can hold sums over some blocks of k: rows of T,
-                                               ///< overwritten
+  bool sums_in_out = false;                    ///< out's rows can hold sums over some blocks of k: they are rows of T,
+                                               ///< which this overwrites
   bool has_right_rows = false;                 ///< the right operand's rows can be read in place, in whole cache lines
   double left_cost = 0;
   double right_cost = 0;
@@ -58,13 +58,13 @@ struct Problem {
 struct Tiling {
   std::int64_t rows = 0;       ///< of a tile; a multiple of the microtile's
   std::int64_t columns = 0;    ///< of a tile; a multiple of the microtile's
-  std::int64_t left_rows = 0;  ///< of the left operand that are opened at a time
+  std::int64_t left_rows = 0;  ///< rows of the left operand that are opened at a time
   int width = 0;               ///< columns of a panel
   bool reads_right = false;    ///< whole vectors of the right operand are read in place
   bool sums_in_out = false;    ///< partial sums over k stay in the result's place, instead of in scratch
   bool keeps_right = false;    ///< all blocks of the tile's columns stay packed for the next tiles of the thread
   int threads = 1;
-  double cost = 0;  ///< estimated cycles; 0 without a choice
+  double cost = 0;  ///< estimated cycles; 0 if there is no tiling
 
   std::int64_t tile_rows(std::int64_t m) const noexcept { return (m + rows - 1) / rows; }
   std::int64_t tile_columns(std::int64_t n) const noexcept { return (n + columns - 1) / columns; }
@@ -109,8 +109,8 @@ bool is_direct(const GemmArgs& args, Isa isa) noexcept;
 
 void direct_gemm(const GemmArgs& args, int threads) noexcept;
 
-// ---- Products of few rows by a large right operand, as in a decoder's step: the bound is the reading of the right
-// operand, so it is read once, in place and in memory order.
+// ---- Products of few rows by a large right operand, as in a decoder's step. Reading the right operand is the
+// bottleneck, so it is read once, in place and in memory order.
 //
 //   contiguous rows of b (a weight (I, O))     four rows at a time are added to the sums of 1024 columns
 //   contiguous columns of b (a weight (O, I))  a vector of columns at a time, transposed in registers, four of k at

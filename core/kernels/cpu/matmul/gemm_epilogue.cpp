@@ -14,7 +14,7 @@
 namespace thimble::kernels::gemm_detail {
 namespace epilogue_detail {
 
-inline constexpr int max_columns = 64;  // of a microtile, and more than its rows
+inline constexpr int max_columns = 64;  // in a microtile; more than its rows
 
 template <class T>
 THIMBLE_ALWAYS_INLINE T times(T alpha, T value) noexcept {
@@ -36,7 +36,7 @@ THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
   }
 }
 
-/// Rows of float stored as bf16, in the compiler's vectorization.
+/// Rows of float stored as bf16, as the compiler vectorizes it.
 struct Bf16Rows {
   static constexpr bool stores_f16 = false;
   static THIMBLE_ALWAYS_INLINE void store(const float* __restrict from, bf16* __restrict to, int count) noexcept {
@@ -45,7 +45,7 @@ struct Bf16Rows {
 };
 
 #if defined(__x86_64__)
-/// Rows stored in either format of 16 bits by AVX2 and F16C. They may be read up to a multiple of eight.
+/// Rows stored in either 16-bit format by AVX2 and F16C. Rows are readable up to a multiple of eight.
 struct NarrowRowsAvx2 {
   static constexpr bool stores_f16 = true;
   template <class To>
@@ -71,7 +71,7 @@ THIMBLE_ALWAYS_INLINE void activate(Activation activation, T* __restrict values,
   }
 }
 
-/// Walks over rows of C in order, with one division for all.
+/// Walks over rows of C in order, with a single division.
 class RowCursor {
  public:
   RowCursor(const RowMap& map, std::int64_t row) noexcept : map_(map) {
@@ -104,8 +104,8 @@ class RowCursor {
   std::int64_t left_ = 0;  // pixels to the end of the line
 };
 
-/// A microtile on its way to memory. `width`: its number of columns where that is known when compiling, else 0.
-/// `Narrow` stores rows of bf16, and of f16 where it can.
+/// A microtile on its way to memory. `width` is its number of columns if known at compile time, else 0. `Narrow` stores
+/// rows of bf16, and of f16 where it can.
 template <class T, int width, class Narrow>
 class Finisher {
  public:
@@ -144,7 +144,7 @@ class Finisher {
   THIMBLE_ALWAYS_INLINE int columns() const noexcept { return width != 0 ? width : tile_.columns; }
   THIMBLE_ALWAYS_INLINE T* row(int r) const noexcept { return values_ + r * stride_; }
 
-  /// Row by row, for contiguous rows of `To`.
+  /// Stores row by row, for contiguous rows of `To`.
   template <class To>
   THIMBLE_ALWAYS_INLINE void run_rows() noexcept {
     To* const c = static_cast<To*>(output_.c);
@@ -171,7 +171,7 @@ class Finisher {
     }
   }
 
-  /// Whole rows as one run: a row is short for a loop of vectors.
+  /// Stores whole rows as one run, because one row is short for a loop of vectors.
   THIMBLE_ALWAYS_INLINE void activate_rows() noexcept {
     if (output_.activation == Activation::none) return;
     const bool are_whole = columns() == stride_;
@@ -179,7 +179,7 @@ class Finisher {
     for (int r = 0; r < runs; ++r) activate(output_.activation, row(r), count);
   }
 
-  /// The same for rows that a loop of the narrow formats stores.
+  /// The same for rows that a loop of the narrow formats can store.
   THIMBLE_ALWAYS_INLINE void run_narrow_rows() noexcept {
     const NarrowFloatLoops& loops = narrow_float_loops(isa());
     const auto load = loops.load(output_.dtype);
@@ -245,8 +245,8 @@ class Finisher {
 };
 
 /// Finishes a C with contiguous columns column by column, so that stores are contiguous. `full` is the number of
-/// columns of a whole microtile, or 0: g++ 12 unrolls AVX2's 16 columns into single elements where it knows their
-/// number.
+/// columns of a whole microtile, or 0: if g++ 12 knows AVX2's number, 16, it unrolls the columns into single
+/// elements.
 template <class T, int full, class Narrow>
 THIMBLE_ALWAYS_INLINE void finish_body(const Output<T>& output, const OutputTile& tile, T* accumulators,
                                        int stride) noexcept {

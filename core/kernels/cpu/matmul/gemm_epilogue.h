@@ -44,7 +44,7 @@ struct Output {
   bool is_plain() const noexcept { return dtype == dtype_of<T> && has_rows() && is_bare(); }
 };
 
-/// The region of C that one microtile computes, and the begin of the batch's C and bias (elements).
+/// The region of C that one microtile computes, and the offsets of the batch's C and bias (elements).
 struct OutputTile {
   std::int64_t c_offset = 0;
   std::int64_t bias_offset = 0;

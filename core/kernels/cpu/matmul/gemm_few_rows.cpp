@@ -33,11 +33,11 @@ THIMBLE_ALWAYS_INLINE float multiply_add(float a, float b, float c) noexcept {
 
 /// Adds the products of `depth` rows of b with their elements of a's rows to sums (rows, columns).
 struct RowsOfB {
-  const float* b;  // b_row apart
+  const float* b;  // rows lie b_row apart
   std::int64_t b_row, depth, columns;
-  const float* a;  // (rows, depth), a_row apart
+  const float* a;  // (rows, depth), rows a_row apart
   std::int64_t a_row;
-  float* sums;  // tile_columns apart
+  float* sums;  // rows lie tile_columns apart
 };
 
 template <class T, Isa target, int rows>
@@ -89,11 +89,11 @@ struct AddRows {
 
 /// sums (rows, lanes) = products of a block of k: a's rows with `lanes` columns of b, each contiguous.
 struct ColumnsOfB {
-  const float* b;  // b_column apart
+  const float* b;  // columns lie b_column apart
   std::int64_t b_column, depth;
-  const float* a;  // (rows, depth), a_row apart
+  const float* a;  // (rows, depth), rows a_row apart
   std::int64_t a_row;
-  float* sums;         // tile_columns apart
+  float* sums;         // rows lie tile_columns apart
   const float* ahead;  // the next columns, b_column apart; null if unknown
 };
 
@@ -146,7 +146,7 @@ struct DotColumns {
   template <int... k>
   static THIMBLE_ALWAYS_INLINE void pair(const Vector& a, const Vector& b, Vector& low, Vector& high,
                                          std::integer_sequence<int, k...>) {
-    // Within each four lanes: elements 0 and 1 of a and b in turn, then 2 and 3.
+    // Within each four lanes: interleaves elements 0 and 1 of a and b, then 2 and 3.
     low = __builtin_shufflevector(a, b, (k / 4 * 4 + k % 4 / 2 + k % 2 * lanes)...);
     high = __builtin_shufflevector(a, b, (k / 4 * 4 + 2 + k % 4 / 2 + k % 2 * lanes)...);
   }
@@ -198,8 +198,8 @@ void run_rows(std::int64_t rows, const Args& args) noexcept {
   });
 }
 
-/// The regions of workspace, in floats: a's rows, then for each thread sums of a block of k, sums of all so far, and
-/// converted elements.
+/// The regions of workspace, in floats: a's rows; then for each thread the sums of a block of k, the sums of all blocks
+/// so far, and converted elements.
 struct Pieces {
   std::int64_t left, of_thread;
 };
@@ -212,7 +212,7 @@ int threads_of(const GemmArgs& args, int threads) noexcept {
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
 }
 
-/// One thread's share of C.
+/// The columns of C that one thread computes.
 class Worker {
  public:
   Worker(const GemmArgs& args, const float* left, float* space) noexcept
@@ -280,7 +280,7 @@ class Worker {
         if (is_f32 && count == lanes) {
           x.b = static_cast<const float*>(args_.b) + at;
           if (column + j + 2 * lanes <= end) x.ahead = x.b + lanes * args_.b_column_stride;
-        } else {  // a vector reads all of its lanes
+        } else {  // a vector reads all its lanes
           if (count < lanes) std::fill_n(buffer_, lanes * block_depth, 0.0F);
           load_rows(args_.b, args_.dtype, at, args_.b_column_stride, count, depth, buffer_, block_depth);
           x.b = buffer_, x.b_column = block_depth;

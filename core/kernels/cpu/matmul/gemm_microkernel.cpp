@@ -7,18 +7,18 @@
 namespace thimble::kernels::gemm_detail {
 namespace microkernel_detail {
 
-/// Walks over the lines of Ahead, one per group; without any it stays at `b`, which is in the cache.
+/// Walks over the lines of Ahead, one per group; without lines it stays at `b`, which is in the cache.
 struct Prefetcher {
   THIMBLE_ALWAYS_INLINE Prefetcher(const Ahead& ahead, const void* b) noexcept
       : line(ahead.first != nullptr ? ahead.first : static_cast<const std::byte*>(b)),
         stride(ahead.first != nullptr ? ahead.stride : 0),
         rows(ahead.first != nullptr ? ahead.rows : INT64_MAX),
         left(rows) {}
-  /// How many of `groups` groups can be taken before turn().
+  /// How many of `groups` groups fit before turn().
   THIMBLE_ALWAYS_INLINE std::int64_t groups_to_turn(std::int64_t groups) const noexcept {
     return groups < left ? groups : left;
   }
-  /// After as many groups: at the end of a column, on to the next.
+  /// Counts these groups, and at the end of a column moves to the next.
   THIMBLE_ALWAYS_INLINE void turn(std::int64_t groups) noexcept {
     left -= groups;
     if (left != 0) return;
@@ -32,7 +32,7 @@ struct Prefetcher {
   std::int64_t left;
 };
 
-/// Of a microtile, and what groups_of_avx2 finds beside them.
+/// The sums of a microtile, followed by numbers that groups_of_avx2 reads at their offsets.
 template <class T, Isa target, int rows, int vectors>
 struct Sums {
   typename Simd<T, target>::Vector at[rows][vectors];
@@ -60,9 +60,9 @@ struct Sums {
 #define THIMBLE_STORE(i, at) "vmovups %%ymm" #i "," #at "(%[loop])\n"
 // clang-format on
 
-/// `groups` > 0 groups of a full microtile of AVX2 in f32: what GCC 12 makes of step() runs out of registers and is
-/// slower by a tenth to two fifths (docs/lab/matmul.md). Returns b behind them. The sums stay where they are: copies of
-/// them cost as much as a sixth of a microtile.
+/// `groups` > 0 groups of a full microtile of AVX2 in f32: GCC 12's code for step() runs out of registers and is slower
+/// by a tenth to two fifths (docs/lab/matmul.md). Returns b behind the groups. The sums stay in place, because copying
+/// them costs as much as a sixth of a microtile.
 THIMBLE_ALWAYS_INLINE const float* groups_of_avx2(const float* const (&a)[6], std::int64_t depth_stride, const float* b,
                                                   std::int64_t b_stride, std::int64_t groups, Prefetcher& ahead,
                                                   Sums<float, Isa::avx2, 6, 2>& loop) {

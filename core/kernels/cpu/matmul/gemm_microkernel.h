@@ -17,12 +17,12 @@ inline constexpr std::int64_t block_depth = 256;
 inline constexpr int max_tile_rows = 8;
 inline constexpr int max_tile_vectors = 3;
 
-/// Elements of k that a kernel takes at a time, where a run has as many.
+/// Elements of k that a kernel takes at a time, if a run has enough.
 inline constexpr std::int64_t group_depth = 4;
 
-/// Cache lines that a later call will need: the kernel prefetches one per group of k while it computes. One per element
-/// would exceed the machine's outstanding loads and hold up the kernel's. They lie in columns of `rows` lines, `stride`
-/// bytes apart; after a column comes the next line of each row.
+/// Cache lines that a later call will read: the kernel prefetches one per group of k while it computes. One per element
+/// would exceed the machine's outstanding loads and hold up the kernel's. The lines lie in columns of `rows` lines,
+/// `stride` bytes apart; after a column comes the next line of each row.
 struct Ahead {
   const std::byte* first = nullptr;  ///< may be null
   std::int64_t stride = 0;
@@ -35,7 +35,7 @@ struct Ahead {
 template <class T>
 struct Microtile {
   const T* const* a;
-  const std::int64_t* runs;  ///< the depth of each
+  const std::int64_t* runs;  ///< the depth of each run
   std::int64_t run_count;
   std::int64_t depth_stride;
   const T* b;

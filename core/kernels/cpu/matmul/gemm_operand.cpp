@@ -65,7 +65,7 @@ THIMBLE_TARGET_F16C void transpose_avx2(const From* in, std::int64_t in_stride, 
 
 #endif
 
-/// `width` elements of a row, converted.
+/// `width` elements of a row, converted to T.
 template <class T, class From>
 struct Convert {
   template <int width>
@@ -76,7 +76,7 @@ struct Convert {
       for (int c = 0; c < width; ++c) to[c] = static_cast<T>(row[c]);
     }
   }
-  /// `count` elements, fewer than the width, and zeros behind them.
+  /// `count` elements, fewer than the width, followed by zeros.
   template <int width>
   static THIMBLE_ALWAYS_INLINE void run_some(const From* row, std::int64_t count, T* to) noexcept {
     for (int c = 0; c < width; ++c) to[c] = c < count ? static_cast<T>(row[c]) : T{0};
@@ -146,8 +146,8 @@ struct ConvertAvx512 {
 /// Whole panels are copied with constant sizes, which become a few vector moves each, and are converted on the way.
 template <class T, class From, class Move = Convert<T, From>>
 struct CopyToPanels {
-  static constexpr std::int64_t rows_ahead = 4;  // whose lines are prefetched: rows are too short for the machine's
-                                                 // prefetcher
+  static constexpr std::int64_t rows_ahead = 4;  // whose lines are prefetched: rows are too short for the
+                                                 // machine's prefetcher
 
   template <int width>
   static THIMBLE_ALWAYS_INLINE void copy(const From* rows, std::int64_t row_stride, std::int64_t row_count,
@@ -167,7 +167,7 @@ struct CopyToPanels {
 
   static void run(const From* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t columns, int width,
                   T* out, std::int64_t panel_stride) noexcept {
-    switch (width) {  // rows and columns of all microtiles
+    switch (width) {  // rows and columns of every microtile
       case 4:
         return copy<4>(rows, row_stride, row_count, columns, out, panel_stride);
       case 6:
@@ -348,7 +348,7 @@ void RightMatrix<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t
   }
 }
 
-/// Columns of op(B) are contiguous: transposes them in blocks, converting another dtype first.
+/// If columns of op(B) are contiguous: transposes them in blocks, after converting another dtype.
 template <class T>
 void RightMatrix<T>::pack_columns(std::int64_t first, std::int64_t columns, std::int64_t depth,
                                   const Panels<T>& panels) const noexcept {

@@ -13,14 +13,14 @@ namespace thimble::kernels::gemm_detail {
 
 // ---- Packs rows and columns of a matrix in the order that a microkernel reads.
 //
-// A packed block consists of panels: `width` neighbouring columns (of the left operand: rows), stored element by
-// element of k, so that a microkernel walks through memory in order. Panels are panel_stride elements apart.
+// A packed block consists of panels: `width` neighbouring columns (for the left operand, rows), element by element of
+// k, so that a microkernel walks through memory in order. Panels are panel_stride elements apart.
 
 /// Elements of one cache line.
 template <class T>
 inline constexpr std::int64_t line_elements = 64 / static_cast<std::int64_t>(sizeof(T));
 
-/// The panel stride for blocks of `depth`, in lines of `line` elements. A line more than the panel, because panels a
+/// The panel stride for blocks of `depth`, in lines of `line` elements: a line more than the panel, because panels a
 /// multiple of 4 KiB apart would compete for the same few lines of the first-level cache while they are written
 /// together.
 constexpr std::int64_t panel_stride(std::int64_t depth, std::int64_t width, std::int64_t line) noexcept {
@@ -52,12 +52,12 @@ template <class T>
 void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p,
                     std::int64_t columns, const Panels<T>& panels) noexcept;
 
-/// The same for elements of any dtype that computes in T, row p + i from element first + i * row_stride of `data`.
+/// The same for elements of any dtype that computes in T; row p + i begins at element first + i * row_stride of `data`.
 template <class T>
 void copy_to_panels(const void* data, DType dtype, std::int64_t first, std::int64_t row_stride, std::int64_t row_count,
                     std::int64_t p, std::int64_t columns, const Panels<T>& panels) noexcept;
 
-/// Packs a block of rows that fill(p, column, count, out) makes, p < depth.
+/// Packs a block of rows that fill(p, column, count, out) produces, p < depth.
 template <class T, class Fill>
 void pack_rows(std::int64_t columns, std::int64_t depth, const Panels<T>& panels, Fill&& fill) noexcept {
   constexpr std::int64_t most = 512;
@@ -73,7 +73,7 @@ void pack_rows(std::int64_t columns, std::int64_t depth, const Panels<T>& panels
   }
 }
 
-/// The most runs (see Microtile) in a block: runs of 16 elements and more, and their ends.
+/// Limit of runs (see Microtile) in a block: runs of 16 elements and more, and their ends.
 inline constexpr std::int64_t max_runs = block_depth / 16 + 2;
 
 /// Receives the pointers to the rows of a microtile's panel, run after run.
@@ -89,9 +89,9 @@ struct LeftBlock {
   std::int64_t row_stride = 0;
   std::int64_t depth_stride = 1;
   std::int64_t run_count = 1;
-  std::int64_t runs[max_runs];  ///< the depth of each; only the first run_count are set, because small products feel
-                                ///< the cost
-  // The arguments of open(), for operands that find their rows one panel at a time.
+  std::int64_t runs[max_runs];  ///< the depth of each run; only the first run_count are set, because small
+                                ///< products feel the cost
+  // The arguments of open(), for operands that look up the rows of one panel at a time.
   std::int64_t offset = 0;
   std::int64_t row = 0;
   std::int64_t k = 0;
@@ -116,7 +116,7 @@ class LeftOperand {
   virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
                             std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
 
-  /// The lines that open() or the microkernels will read of a block, to prefetch; empty where that is not simple to
+  /// The lines of a block that open() or the microkernels will read, to prefetch; empty where they are hard to
   /// tell.
   virtual Lines lines([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t row,
                       [[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t k,
@@ -147,7 +147,7 @@ LeftBlock<T> plain_block(const T* base, std::int64_t panel_stride, std::int64_t 
   return block;
 }
 
-/// Rows of a matrix in place: element (p, j) is first[p * stride + j]. Null if they cannot be.
+/// Rows of a matrix in place: element (p, j) is first[p * stride + j]. Null if the rows are not readable in place.
 template <class T>
 struct RowsInPlace {
   const T* first = nullptr;
@@ -158,8 +158,8 @@ struct RowsInPlace {
 template <class T>
 class RightOperand {
  public:
-  /// The rows from (k, column) of the matrix that begins `offset` elements into the operand, where a microkernel can
-  /// read them in place.
+  /// The rows from (k, column) of the matrix that begins `offset` elements into the operand, if a microkernel can read
+  /// them in place.
   virtual RowsInPlace<T> rows([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t column,
                               [[maybe_unused]] std::int64_t k) const noexcept {
     return {};

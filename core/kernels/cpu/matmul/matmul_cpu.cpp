@@ -1,5 +1,5 @@
-// The CPU's products: decides the packing of operands and the cutting of a product, which gemm_driver.h executes. And
-// the table of the matmul and convolution families.
+// The CPU's products: decides how to pack the operands and cut the product, which gemm_driver.h executes. Also the
+// table of the matmul and convolution families.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 
@@ -22,12 +22,12 @@ inline constexpr double in_place_cycles = 0.25;
 inline constexpr double copy_left_rows_cycles = 0.4;
 inline constexpr double copy_left_columns_cycles = 0.9;
 inline constexpr double copy_right_cycles = 0.6;
-inline constexpr double convert_cycles = 0.4;  // on top
+inline constexpr double convert_cycles = 0.4;  // in addition
 inline constexpr double gather_cycles = 3.0;
 inline constexpr double store_row_cycles = 0.2;
 inline constexpr double store_column_cycles = 1.0;
 
-/// Of an outer product's one row of b: a whole number of cache lines of any type.
+/// Stride of b's only row in an outer product: a whole number of cache lines of any type.
 std::int64_t outer_row_stride(const GemmArgs& args) noexcept { return args.b_column_stride == 1 ? 64 : 1; }
 
 /// C or, when `is_turned`, its transpose: C^T = op(B)^T op(A)^T has the same products in the same order.
@@ -118,8 +118,8 @@ bool is_empty(const GemmArgs& args) noexcept {
   return false;
 }
 
-/// The small products that are read in place, in whole vectors (tiling_detail::whole_in_place): most calls on small
-/// tensors, and not worth deciding twice.
+/// Whether a product is small and read in place, in whole vectors (tiling_detail::whole_in_place): most calls on small
+/// tensors are, and are not worth deciding twice.
 template <class T>
 bool is_small_in_place(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
   constexpr std::int64_t most = 256;
@@ -161,8 +161,8 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   run<T>(decision.problem, decision.tiling, kernels, left, right, output, finish<T>(set), workspace);
 }
 
-/// Whether the strides of k, of an outer product's one element, differ from the ones of outer_product(), with which
-/// operands are read in place.
+/// Whether an outer product's strides along k, where it has one element, differ from the strides that outer_product()
+/// sets, with which operands are read in place.
 bool has_other_strides(const GemmArgs& args) noexcept {
   return args.k == 1 && (args.a_column_stride != 1 || args.b_row_stride != outer_row_stride(args));
 }
