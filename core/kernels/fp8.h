@@ -28,7 +28,7 @@ struct Fp8ScaleArgs {
   std::int64_t step = 0;
 };
 
-/// Codes of a dense tensor, and the codes' values; either may be null. `decoded` may be `values` if those are bf16.
+/// Codes of a dense tensor, and the codes' values; either may be null. `decoded` may be `values` if its dtype is bf16.
 struct Fp8CastArgs {
   const void* values = nullptr;
   std::int64_t count = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// gemm() of bf16 operands on the processor's bf16 dot products (dot_unit.h), where units.h chooses them. Views,
-// batches, result dtypes and epilogue are those of any other gemm().
+// gemm() of bf16 operands on the processor's bf16 dot products (dot_unit.h), where units.h chooses them, with the
+// views, batches, result dtypes and epilogue of any other gemm().
 
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +73,7 @@ extern const DotKernel amx_kernel;
 // ---- Packs the operands of bf16 products in the order that their microkernels read (gemm_bf16.h).
 
 /// Writes `rows` rows of `depth` elements with strides (row_stride, column_stride), one behind the other, each padded
-/// with zeros to `filled`, a multiple of 32. Fast if columns (column_stride 1) or rows (row_stride 1) are contiguous.
+/// with zeros to `filled`, a multiple of 32. Fast if elements (column_stride 1) or rows (row_stride 1) are contiguous.
 void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
                     std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept;
 

@@ -17,11 +17,11 @@
 namespace thimble::kernels::channel_norm_detail {
 
 // ---- How the CPU kernels of batch norm and group norm walk over (instances, rows, channels), and the coefficients of
-// each channel, which forward and backward must compute alike.
+// each channel, which forward and backward must compute in one way.
 
-// Channels that are summed side by side.
+// Channels that one job sums side by side.
 inline constexpr std::int64_t channel_tile = 256;
-// Elements that are normalised at once; a multiple of 8, so that chunks share no byte of a mask.
+// Elements normalised at once; a multiple of 8, so that chunks share no byte of a mask.
 inline constexpr std::int64_t channel_chunk = 512;
 inline constexpr std::int64_t channel_grain = 32 * channel_chunk;
 
@@ -37,8 +37,8 @@ struct TileJob {
   std::int64_t instance, stretch, stretches, begin, end, channel, count;
 };
 
-// Channels of a tile: fewer than fit only where some threads would get no job otherwise, because short runs of rows are
-// slow to read. Sums of a channel do not depend on it.
+// Channels of a tile: fewer than fit only if some threads would get no job otherwise, because short runs of rows are
+// slow to read. A channel's sums do not depend on it.
 inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std::int64_t channels) {
   constexpr std::int64_t least = 32;
   const std::int64_t threads = thread_count(), jobs = threads > 1 ? 2 * threads : 1;
@@ -47,7 +47,7 @@ inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std
   return tile;
 }
 
-// Calls body(TileJob) for all tiles, in parallel: a thread takes the next one when it has finished one.
+// Calls body(TileJob) for all tiles, in parallel: a thread takes the next tile when it has finished one.
 template <class F>
 void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t channels, F&& body) {
   const std::int64_t stretches = stretch_count(rows), width = tile_channels(instances, rows, channels);
@@ -68,7 +68,7 @@ void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t chann
   });
 }
 
-// Room for one block of a tile; f64 is used in place.
+// Room for one block of a tile; f64 is read in place.
 template <class T>
 struct TileBuffer {
   alignas(64) T data[std::is_same_v<T, float> ? channel_norm_block * channel_tile : 1];
@@ -96,8 +96,8 @@ inline Tile<T> load_tile(const void* x, DType dtype, std::int64_t channels, std:
   return {buffer.data, count};
 }
 
-// Calls body(count, row) for rows four at a time, the last ones singly; `count` is a constant. Sums over four rows pass
-// through registers once.
+// Calls body(count, row) for four rows at a time, then for single ones; `count` is a constant. Four rows at a time,
+// sums stay in registers.
 template <class F>
 inline void by_fours(std::int64_t rows, F&& body) {
   std::int64_t row = 0;
@@ -105,8 +105,8 @@ inline void by_fours(std::int64_t rows, F&& body) {
   for (; row < rows; ++row) body(std::integral_constant<int, 1>{}, row);
 }
 
-// Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements element
-// + i ... belong to coefficients coefficient ..., which are counted over (instances, channels).
+// Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements from
+// element + i on use the coefficients from `coefficient` on, which are counted over (instances, channels).
 template <class F>
 inline void for_each_channel_run(std::int64_t rows, std::int64_t channels, std::int64_t element, std::int64_t n,
                                  F&& body) {
@@ -123,7 +123,7 @@ inline bool is_far_channel(T rstd) {
   return std::is_same_v<T, float> && (rstd < T(far_rstd) || rstd > 1 / T(far_rstd));
 }
 
-// n = (x - centre) scale + offset, three arrays one after the other.
+// n = (x - centre) scale + offset, with the three arrays one after the other.
 template <class T>
 struct ChannelCoefficients {
   T *centre, *scale, *offset;
@@ -161,8 +161,8 @@ inline void normalize_run(const ChannelCoefficients<T>& all, bool is_far, std::i
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - centre[i]) * scale[i] + offset[i];
 }
 
-// Calls body(element, n) for the chunks of [begin, end), the last ones first: the previous pass over these elements
-// left them in the caches.
+// Calls body(element, n) for the chunks of [begin, end), the last ones first, because the previous pass over these
+// elements left them in the caches.
 template <class F>
 inline void for_each_chunk_from_end(std::int64_t begin, std::int64_t end, F&& body) {
   constexpr std::int64_t piece = 64 * channel_chunk;  // long enough for prefetching
@@ -183,8 +183,8 @@ inline void round_elements(T* values, DType dtype, std::int64_t n) {
 }
 
 // The largest value that rounds to zero in the dtype (half of the smallest subnormal; ties go to even). Relu compares
-// with it where values are rounded only at the store. 8-bit values are rounded before instead, because E4M3 makes NaN
-// of large ones.
+// with it if values are rounded only at the store. 8-bit values are rounded first instead, because E4M3 turns large
+// ones into NaN.
 template <class T>
 inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
   if (dtype == DType::f16) return static_cast<T>(0x1p-25);
@@ -316,7 +316,7 @@ void group_statistics(const ChannelNormArgs& args) {
   });
 }
 
-// The tail of n contiguous elements from `element` on; `y` holds the normalised values and receives the result.
+// Applies the tail to n contiguous elements from `element` on; `y` holds the normalised values and receives the result.
 template <class T>
 inline void apply_tail(const ChannelNormArgs& args, std::int64_t element, std::int64_t n, T* y) {
   if (args.tail == NormTail::none) return;
@@ -384,16 +384,16 @@ bool needs_sums(const ChannelNormGradArgs& args) {
   return args.dweight || args.dbias || (args.dx && !args.has_fixed_statistics);
 }
 
-// rstd of the channel of a coefficient, counted over (instances, channels).
+// rstd of a coefficient's channel; coefficients are counted over (instances, channels).
 template <class T>
 inline T rstd_of(const ChannelNormGradArgs& args, std::int64_t coefficient) {
   const std::int64_t instance = coefficient / args.channels, channel = coefficient % args.channels;
   return static_cast<const T*>(args.rstd)[instance * args.groups + channel / (args.channels / args.groups)];
 }
 
-// The inputs of dx besides the forward's coefficients: dx = scale dy - (constant + (x - centre) slope); of a far
-// channel dx = scale dy - (constant + xhat slope), because f32 may not hold rstd^2, which is in the slope of x -
-// centre.
+// The inputs of dx other than the forward's coefficients: dx = scale dy - (constant + (x - centre) slope). A far
+// channel has dx = scale dy - (constant + xhat slope), because f32 may not hold rstd^2, a factor of the other
+// slope.
 template <class T>
 struct GradientCoefficients {
   ChannelCoefficients<T> forward;
@@ -402,7 +402,7 @@ struct GradientCoefficients {
       : forward(data, count), constant(forward.offset + count), slope(constant + count) {}
 };
 
-// The gradient before the tail for n <= channel_chunk neighbouring channels of a row: dy itself, or `buffer`.
+// The gradient before the tail, for n <= channel_chunk neighbouring channels of a row: dy itself, or `buffer`.
 template <class T>
 inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all, bool is_far,
                             std::int64_t coefficient, std::int64_t element, const T* x, const T* dy, std::int64_t n,
@@ -411,7 +411,7 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
   if (reads_x(args.tail)) {
     normalize_run(all, is_far, coefficient, x, buffer, n);
     const T zero = round_for_relu(buffer, args.dtype, n);
-    // In two loops: in one, AVX-512 loads dy under a mask, and no processor prefetches such loads.
+    // In two loops, because in one AVX-512 loads dy under a mask, and no processor prefetches such loads.
     using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
     const auto set_bits = [&](auto&& passes) {
       for (std::int64_t i = 0; i < n; ++i) buffer[i] = bit_cast<T>(Bits{0} - static_cast<Bits>(passes(buffer[i])));
@@ -428,7 +428,7 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
   return buffer;
 }
 
-// Sums of dy and of dy (x - centre) over the rows of one tile; of a far channel the latter are of dy xhat.
+// Sums of dy and of dy (x - centre) over the rows of one tile; a far channel sums dy xhat in place of the latter.
 template <class T>
 struct TileSums {
   static void run(const ChannelNormGradArgs& args, bool is_far, const TileJob& job, double* sums, double* products) {
@@ -498,7 +498,7 @@ struct TileSums {
   }
 };
 
-// Adds up the ranges of each channel in the first one's place; the products become sums of dy xhat.
+// Adds up the ranges of each channel into the first range's place; the products become sums of dy xhat.
 template <class T>
 void merge_stretches(const ChannelNormGradArgs& args) {
   const std::int64_t stretches = stretch_count(args.rows);
@@ -517,7 +517,7 @@ void merge_stretches(const ChannelNormGradArgs& args) {
   });
 }
 
-// The term of dx that goes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
+// The part of dx that passes through the statistics: with g = dy weight, dx = (g - mean(g) - xhat mean(g xhat)) rstd.
 template <class T>
 void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
   const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
@@ -541,7 +541,7 @@ void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
   }
 }
 
-// The instances' sums of each channel, `offset` 0 for dbias and `channels` for dweight.
+// Adds up the instances' sums of each channel; `offset` is 0 for dbias and `channels` for dweight.
 void store_parameter_gradient(const ChannelNormGradArgs& args, std::int64_t offset, void* to) {
   const std::int64_t stride = stretch_count(args.rows) * 2 * args.channels;
   parallel_for(args.channels, 256, [&](std::int64_t begin, std::int64_t end) {

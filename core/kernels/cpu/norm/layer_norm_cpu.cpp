@@ -30,7 +30,7 @@ struct Chains {
   using Vector = typename V::Vector;
   Vector sums[vectors]{};
 
-  /// Of all chains, after the terms of the elements behind the last whole width.
+  /// The total of all chains, after the terms of the elements behind the last whole width.
   template <class F>
   THIMBLE_ALWAYS_INLINE double total(std::int64_t whole, std::int64_t n, F&& term) const {
     constexpr std::int64_t lanes = width / 4;
@@ -47,9 +47,9 @@ struct Chains {
     return pairs[0];
   }
 
-  /// Calls f(v, i) for the whole widths of n elements, i being the first element of a vector and v its place in `sums`:
-  /// `at_once` vectors of every width, then the next ones: as many as leave registers for the sums. More than one pass
-  /// is for elements that are in the cache.
+  /// Calls f(v, i) for the whole widths of n elements, i being a vector's first element and v its place in `sums`:
+  /// `at_once` vectors of every width, then the next ones. Choose it to leave registers for the sums; more than one
+  /// pass suits elements that are in the cache.
   template <int at_once, class F>
   static THIMBLE_ALWAYS_INLINE std::int64_t for_each(std::int64_t n, F&& f) {
     const std::int64_t whole = n / width * width;
@@ -98,7 +98,7 @@ struct Chains {
   }
 };
 
-// Mean and reciprocal standard deviation of one row, as backward will read them.
+// Mean and reciprocal standard deviation of one row, as backward reads them.
 template <class T>
 struct RowStatistics {
   T mean, rstd;
@@ -194,7 +194,7 @@ struct Piece {
   alignas(64) T g[room];
 };
 
-// Rows [begin, end) of one block: dx, and the block's sums of dy xhat and dy, each where it is wanted.
+// Rows [begin, end) of one block: dx, and the block's sums of dy xhat and of dy, each unless null.
 template <class T, Isa target>
 struct Backward {
   using C = Chains<T, target>;
@@ -260,8 +260,8 @@ struct Backward {
     V::broadcast(mean, row.mean);
     V::broadcast(rstd, row.rstd);
     V::broadcast(ones, 1);
-    // All loads come first: rows of a power of two put these arrays a multiple of 4 KiB apart, and a processor takes a
-    // load behind a store to such an address for one that depends on it.
+    // All loads come first: rows of a power of two put these arrays a multiple of 4 KiB apart, and a processor assumes
+    // that a load behind a store to such an address depends on it.
     C sum, product;
     constexpr bool has_room = C::vectors == 4;  // in registers, for the sums too
     const std::int64_t whole = C::template for_each<C::vectors>(n, [&](auto v, std::int64_t i) {
@@ -298,7 +298,7 @@ struct Backward {
     sum_g_xhat += product.total(whole, n, [&](std::int64_t at) { return g[at] * xhat[at]; });
   }
 
-  // dx = (g - mean(g) - xhat mean(g xhat)) rstd; without centring mean(g) is left out.
+  // dx = (g - mean(g) - xhat mean(g xhat)) rstd; without centring, mean(g) is left out.
   static void store_gradient(const RowNormGradArgs& args, std::int64_t row, RowStatistics<T> statistics, T mean_g,
                              T mean_g_xhat, Piece<T>& piece) {
     if (!args.is_centred) mean_g = 0;
@@ -328,7 +328,7 @@ void forward(const RowNormArgs& args) {
   parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) { run(args, begin, end); });
 }
 
-// Adds up the blocks' rows of sums and stores them.
+// Adds up the rows of sums of all blocks, and stores them.
 template <class T>
 void store_sums(const RowNormGradArgs& args, const T* partial, std::int64_t stride, void* to) {
   const std::int64_t blocks = (args.rows + row_norm_block - 1) / row_norm_block;

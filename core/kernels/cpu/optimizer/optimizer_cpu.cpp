@@ -1,5 +1,5 @@
-// Optimizer updates on the CPU: every element is independent, and so is every block of 8-bit moments, so threads do not
-// change bits.
+// Optimizer updates on the CPU: elements are independent, as are blocks of 8-bit moments, so threads do not change
+// bits.
 
 #include <algorithm>
 #include <array>
@@ -28,9 +28,9 @@
 
 namespace thimble::kernels {
 
-// ---- Tensors during an update on the CPU, a run of elements at a time, in the compute type.
+// ---- Tensors during an update on the CPU, in the compute type, a run of elements at a time.
 
-/// Elements of a run, at most.
+/// Most elements of a run.
 inline constexpr std::int64_t run_elements = 512;
 
 /// Elements [at, at + n) of a gradient or a tensor of state: in place, or loaded into a buffer.
@@ -49,7 +49,7 @@ class ElementRun {
   ElementRun(const void* data, DType dtype, const NarrowArgs&, std::int64_t at, std::int64_t n)
       : ElementRun(data, dtype, at, n) {}
 
-  T* values() { return values_; }  ///< null without a tensor
+  T* values() { return values_; }  ///< null if there is no tensor
   void store() {
     if (values_ == buffer_) store_elements(buffer_, place_, dtype_, 0, n_);
   }
@@ -63,7 +63,7 @@ class ElementRun {
 };
 
 /// Elements [at, at + n) of a parameter that is updated in f32: read in place, with their compensation, or from their
-/// master copy; store() follows NarrowArgs.
+/// master copy. store() follows NarrowArgs.
 class NarrowRun {
  public:
   NarrowRun(void* parameter, DType dtype, const NarrowArgs& how, std::int64_t at, std::int64_t n)
@@ -154,7 +154,7 @@ struct BlockMoment {
   alignas(64) float values[state_block], factors[state_block];
 };
 
-/// *total += the squares of n values plus n times `more`, in lanes, which are added in order.
+/// *total += the squares of n values, and `more` for each, in lanes, which are added in order.
 struct SquareSum {
   template <class T>
   THIMBLE_ALWAYS_INLINE static void run(const T* x, double more, double* total, std::int64_t n) {
@@ -170,7 +170,7 @@ struct SquareSum {
 };
 
 // ---- Adafactor on the CPU, in four passes over the gradient: rows, columns, the size of the update, the update. Sums
-// over rows and over the whole add `shares` equal ranges of rows, for any number of threads.
+// over rows and over the whole add up `shares` equal ranges of rows, whatever the number of threads.
 
 namespace adafactor_detail {
 
@@ -185,8 +185,8 @@ struct AddSquares {
   }
 };
 
-// y = x / sqrt(row moment * columns), with the row moment divided by the mean of all; by the product of the roots where
-// the product has few digits or none.
+// y = x / sqrt(row moment * columns), with the row moment divided by the mean of all rows' moments. Uses the product of
+// the roots where the product itself has few digits or none.
 template <Isa target>
 struct Precondition {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
@@ -270,7 +270,7 @@ class Step {
     return total;
   }
 
-  // The mean over all values.
+  // The mean of f over all values.
   template <class F>
   double mean(F&& f) const {
     return sum_rows(f) / (static_cast<double>(a_.rows) * static_cast<double>(a_.columns));
@@ -293,7 +293,7 @@ class Step {
     return sum;
   }
 
-  // f(u, at, n) with the unclipped update of a row, run by run; `at`: its first value in the parameter.
+  // f(u, at, n) with the unclipped update of a row, run by run; `at` is the run's first element in the parameter.
   template <class F>
   void for_parts(std::int64_t row, float row_mean, F&& f) const {
     alignas(64) float gradient[tile], u[tile];
@@ -311,7 +311,7 @@ class Step {
     }
   }
 
-  // The second moments; returns the mean of the rows' moments.
+  // Updates the second moments; returns the mean of the rows' moments.
   float update_moments() const {
     if (a_.row_moment == nullptr) {
       rows([&](std::int64_t row) {
@@ -387,17 +387,17 @@ void for_chunks(std::int64_t n, F&& f, std::int64_t elements = chunk) {
   });
 }
 
-// Whether an update needs no buffer of a chunk's elements.
+// Whether an update needs no buffer for a chunk's elements.
 template <class T, class Args>
 bool is_in_place(const Args& a) {
   return a.dtype == dtype_of<T> && a.gradient_dtype == dtype_of<T> && a.state_dtype == dtype_of<T> &&
          a.first.scales == nullptr && a.second.scales == nullptr && form_of(a.narrow) == NarrowForm::rounded;
 }
 
-// Elements in the type of their update; moments that the rule lacks are null.
+// Arrays in the type of their update; moments that the rule lacks are null.
 template <class Rule, class T, Isa target>
 struct Update {
-  /// Elements from these to those whose lines are asked for: processors follow four streams too late by themselves.
+  /// Elements between an update and its prefetches: a processor by itself follows four streams too late.
   static constexpr std::int64_t ahead = 512, line = 64 / sizeof(T);
 
   static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
@@ -423,7 +423,7 @@ struct Update {
     }
   }
 
-  // In one go, so that the roots and quotients of a vector are computed while the next ones are read.
+  // In one go, so that a vector's roots and quotients are computed while the next vectors are read.
   static THIMBLE_ALWAYS_INLINE void update_vector(const Rule& rule, T* p, const T* g, T* first, T* second) {
     using V = Simd<T, target>;
     typename V::Vector x = V::at(p), m = V::at(first), v = V::at(second), root;
@@ -515,9 +515,9 @@ double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) 
   return a.dtype == DType::f64 ? squares_in<double>(a, begin, end) : squares_in<float>(a, begin, end);
 }
 
-// Ranges are summed separately and added one after the other: the order depends only on n.
+// Ranges are summed separately and added one after the other, so the order depends only on n.
 void square_sum(const SquareSumArgs& a) {
-  constexpr std::int64_t most = 1024;  // ranges at a time
+  constexpr std::int64_t most = 1024;  // ranges in one pass
   double total = 0;
   for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
     const std::int64_t end = std::min(a.n, first + most * square_stretch);

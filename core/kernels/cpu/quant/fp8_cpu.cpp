@@ -18,19 +18,19 @@
 namespace thimble::kernels {
 namespace fp8_avx512_detail {
 
-// The masked forms compile to the plain instructions where all lanes are set, without g++ 12's false warning about
-// them.
+// The masked forms compile to the plain instructions if all lanes are set, without g++ 12's false warning about the
+// latter.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
 __mmask16 lanes(std::int64_t n) noexcept { return n < 16 ? static_cast<__mmask16>((1u << n) - 1) : all_lanes; }
 
-/// The numbers of a format's rounding, as bits of floats.
+/// Constants of a format's rounding, as bits of floats.
 template <class F>
 struct Rounding {
   using Format = typename F::Format;
   static constexpr int shift = 23 - Format::mantissa_bits;
   static constexpr std::uint32_t smallest_normal = static_cast<std::uint32_t>(127 - Format::bias + 1) << 23;
-  // of the largest value: its code's bits, with the bias of a float
+  // the largest value: its code's bits, with a float's bias
   static constexpr std::uint32_t largest =
       (Format::max_code + (static_cast<std::uint32_t>(127 - Format::bias) << Format::mantissa_bits)) << shift;
 };
@@ -67,14 +67,14 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i magnitude_of(__m512 x) {
   return _mm512_and_si512(_mm512_castps_si512(x), constant(0x7FFFFFFFu));
 }
 
-/// fp8_code(value, inverse) of 16 values.
+/// fp8_code(value, inverse) for 16 values.
 template <class F>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i code_of_tensor(__m512 value, __m512 inverse) {
   const __m512i infinity = constant(quant::infinity_bits);
   const __m512 x = _mm512_mul_ps(value, inverse);
   const __m512i magnitude = magnitude_of(x);
   __m512i code = code_of<F>(magnitude, _mm512_castps_si512(x));
-  if (_mm512_cmp_epu32_mask(magnitude, infinity, _MM_CMPINT_NLT) == 0) [[likely]] {  // all of them are finite
+  if (_mm512_cmp_epu32_mask(magnitude, infinity, _MM_CMPINT_NLT) == 0) [[likely]] {  // all are finite
     return code;
   }
   const __mmask16 of_infinity = _mm512_cmp_epu32_mask(magnitude_of(value), infinity, _MM_CMPINT_EQ);
@@ -84,7 +84,7 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i code_of_tensor(__m512 value,
   return _mm512_mask_mov_epi32(code, is_nan, constant(0x7F));
 }
 
-/// Float8Code<F>::encode of 16 numbers.
+/// Float8Code<F>::encode for 16 numbers.
 template <class F>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512i code_of_number(__m512 x) {
   const __m512i magnitude = magnitude_of(x), bits = _mm512_castps_si512(x);
@@ -127,7 +127,7 @@ struct Values {
   }
 };
 
-/// A table of 128 in four registers, looked up by 32 codes at a time.
+/// A table of 128 entries in four registers, looked up by 32 codes at a time.
 struct LookUp {
   __m512i first, second, third, fourth;
 
@@ -214,7 +214,7 @@ namespace thimble::kernels {
 namespace fp8_detail {
 
 constexpr std::int64_t tile = quant_tile;
-constexpr std::int64_t grain = 32 * tile;  // values of a thread
+constexpr std::int64_t grain = 32 * tile;  // values that pay for another thread
 
 template <class F>
 void with_code(DType dtype, F&& f) {

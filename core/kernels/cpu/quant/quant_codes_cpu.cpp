@@ -65,7 +65,7 @@ struct Floor {
   }
 };
 
-/// One line of outputs.
+/// One line of a pool's outputs.
 struct PoolLine {
   static void run(const std::uint8_t* x, const PoolWindows& w, std::int64_t image, std::int64_t row,
                   std::uint8_t* y) noexcept {
@@ -216,7 +216,7 @@ bool quantize_weight_codes(const void* weight, DType dtype, std::int64_t filters
   return quantize_weight(static_cast<const float*>(weight), filters, elements, is_per_tensor, least, codes, scales);
 }
 
-// ---- NF4 on the CPU. One thread processes a block, and its magnitude is a maximum, so threads change no bits.
+// ---- NF4 on the CPU. One thread processes a block, and a block's magnitude is a maximum, so threads change no bits.
 
 namespace nf4_detail {
 
@@ -242,7 +242,7 @@ struct Decode {
   }
 };
 
-/// body(block, its first element, its number of elements).
+/// body(block, its first element, its number of elements) for every block.
 template <class Body>
 void each_block(const Nf4Args& a, const Body& body) {
   parallel_for(blocks_of(a), grain, [&](std::int64_t begin, std::int64_t end) {
@@ -308,7 +308,7 @@ bool quantize_block(const float* in, std::int64_t stride, std::uint8_t* out) noe
   std::memcpy(out, &stored, 2);
   for (std::int64_t i = 0; i < q8_block; ++i) {
     const float code = std::nearbyint(in[i * stride] * inverse);
-    // The inverse of a subnormal scale is infinite, and 0 times that is no number: such a block is 0.
+    // The inverse of a subnormal scale is infinite, and 0 times infinity is NaN: such a block is 0.
     out[2 + i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(std::isfinite(inverse) ? code : 0));
   }
   return true;

@@ -24,21 +24,21 @@ inline constexpr int most_rows = 12;      // pixels of a tile
 inline constexpr int most_blocks = 4;     // of a panel
 inline constexpr int narrow_filters = 8;  // at most this many filters make groups of 8 bytes
 
-/// Pixels of a tile of `blocks` blocks: as many as leave the sums in 32 registers.
+/// Pixels of a tile of `blocks` blocks: the most that leave the sums in 32 registers.
 constexpr int rows_of(int blocks) noexcept { return blocks == most_blocks ? 6 : most_rows; }
 
 struct QuantTile {
-  const std::uint8_t* rows[most_rows];  ///< begins of the pixels' windows; entries from `count` on are readable
+  const std::uint8_t* rows[most_rows];  ///< begins of the pixels' windows; entries from `count` on are readable too
   int count;
-  const std::int64_t* runs;  ///< from a window's begin to each of its runs
+  const std::int64_t* runs;  ///< offsets of a window's runs from its begin
   std::int64_t run_count;
   std::int64_t run_bytes;  ///< whole groups
   const std::uint8_t* panel;
   int blocks;
-  int filters;  ///< existing filters of the panel
+  int filters;  ///< filters of the panel that exist
   const std::int32_t* bias;
   const float* scale;
-  const std::uint8_t* residual;  ///< of the tile's first pixel and filter; may be null
+  const std::uint8_t* residual;  ///< at the tile's first pixel and filter; may be null
   void* y;
   std::int64_t stride;  ///< of y and residual, elements
 };
@@ -66,7 +66,7 @@ void finish(const QuantConvArgs& args, const QuantTile& tile, int row, const std
   }
 }
 
-/// Sums of lanes to sums of filters: in a narrow block each has two lanes.
+/// Adds lanes up to filters: in a narrow block each filter has two lanes.
 template <bool is_narrow>
 void finish_lanes(const QuantConvArgs& args, const QuantTile& tile, int row, std::int32_t* sums) noexcept {
   if constexpr (is_narrow) {
@@ -99,7 +99,7 @@ void tile_generic(const QuantConvArgs& args, const QuantTile& tile) {
 
 #define THIMBLE_TARGET_QUANT __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 
-/// Bytes widened to 16 bits, whose products an instruction sums in pairs: four lanes at a time.
+/// Bytes widened to 16 bits, whose products one instruction sums in pairs, four lanes at a time.
 template <bool is_narrow>
 THIMBLE_TARGET_AVX2 void tile_avx2(const QuantConvArgs& args, const QuantTile& tile) {
   constexpr int depth = is_narrow ? 8 : 4;
@@ -133,7 +133,7 @@ THIMBLE_TARGET_AVX2 void tile_avx2(const QuantConvArgs& args, const QuantTile& t
   }
 }
 
-/// All-ones masks: GCC 12 takes the plain forms of these instructions for reads of uninitialized values.
+/// All-ones masks: GCC 12 takes the unmasked forms of these instructions for reads of uninitialized values.
 inline constexpr __mmask16 all = 0xFFFF;
 inline constexpr __mmask8 all_pairs = 0xFF;
 
@@ -275,7 +275,7 @@ struct Packing {
   std::int64_t bytes_per_block() const noexcept { return runs * run_groups * block_bytes; }
 };
 
-/// Blocks of the panel that begins with `left` filters to go.
+/// Blocks of the panel that begins with `left` filters left.
 int panel_blocks(std::int64_t left) noexcept { return left > 3 * lanes ? 4 : left > lanes ? 2 : 1; }
 
 /// Calls f(byte in packed, element of the dense weight) for every element.
@@ -328,7 +328,7 @@ struct Bands {
       lines = out_h;
       while (lines > 1 && input_lines(s, lines) * line > band_bytes) --lines;
     }
-    // Threads share a single image, too.
+    // Threads share even a single image.
     if (images == 1 && s.images < threads) {
       lines = std::min(lines, std::max<std::int64_t>(1, quotient_up(out_h * s.images, threads)));
     }
@@ -340,7 +340,7 @@ struct Bands {
   static std::int64_t input_lines(const ConvShape& s, std::int64_t lines) noexcept {
     return (lines - 1) * s.stride_h + (s.kernel_h - 1) * s.dilation_h + 1;
   }
-  /// With room for the last group's bytes behind the last run.
+  /// Includes the last group's bytes behind the last run.
   std::int64_t copied_bytes() const noexcept {
     return is_direct ? 0 : quotient_up(images * image + 2 * narrow_filters, 64) * 64;
   }
@@ -391,7 +391,7 @@ class Worker {
   }
 
  private:
-  /// Lines of `images` images from `top` on, zero points around them.
+  /// Copies lines of `images` images from `top` on, with zero points around them.
   void copy(std::int64_t image, std::int64_t images, std::int64_t top) noexcept {
     const ConvShape& s = args_.shape;
     const std::int64_t left = s.pad_left * s.channels, inside = s.width * s.channels;

@@ -22,7 +22,7 @@ struct EncodeLoop {
   }
 };
 
-/// The same for dynamic codes, n <= quant_tile; with `is_kept` no value above zero gets code 0 (not_lost).
+/// The same for dynamic codes, n <= quant_tile; with `is_kept`, no value above zero gets code 0 (not_lost).
 template <bool is_signed, Isa target, bool is_kept>
 struct EncodeLoop<quant::DynamicCode<is_signed>, target, is_kept> {
   using Code = quant::DynamicCode<is_signed>;

@@ -1,5 +1,5 @@
-// Quantization on the CPU. Work is cut into tiles: a row of blocks by up to `tile` columns of whole blocks, or one
-// block that is wider. A block's magnitude is a maximum of integers, so neither tiles nor threads nor variants change
+// Quantization on the CPU. Work is cut into tiles: a row of blocks by whole blocks of up to `tile` columns, or one
+// block that is wider. A block's magnitude is a maximum of integers, so tiles, threads and variants change no
 // bits.
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace quantize_detail {
 using quant::BlockScale;
 
 constexpr std::int64_t tile = quant_tile;  // columns processed at once
-constexpr std::int64_t grain = 16 * tile;  // values of a thread
+constexpr std::int64_t grain = 16 * tile;  // values that pay for another thread
 
-// Scales of a tile's columns, one per column.
+// Factors of a tile's columns, one per column.
 struct Columns {
   alignas(64) float factor[tile];
   bool is_bad[tile];  // has a non-finite block; set and read only where any_bad
@@ -92,16 +92,16 @@ class RowPart {
  private:
   const QuantizeArgs& a_;
   std::int64_t size_;
-  const std::byte* held_ = nullptr;  // identifies the values in the buffer; a region has one width
+  const std::byte* held_ = nullptr;  // where the buffer's values come from; a region has one width
   alignas(64) float buffer_[tile];
 };
 
-// Rows and columns of the values, and the first of the blocks that they begin in.
+// Rows [row, row_end) and columns [column, column_end) of the matrix.
 struct Part {
   std::int64_t row, row_end, column, column_end;
 };
 
-// Codes of a region whose scales are known.
+// Encodes a region whose scales are known.
 template <class Code>
 void encode_part(const QuantizeArgs& a, const Code& code, const Part& p, const Columns& columns, RowPart& part) {
   const std::int64_t n = p.column_end - p.column;
@@ -115,7 +115,7 @@ void encode_part(const QuantizeArgs& a, const Code& code, const Part& p, const C
   }
 }
 
-// A row of blocks, a tile's width of them.
+// Quantizes a row of blocks, up to a tile wide.
 template <class Code>
 void quantize_tile(const QuantizeArgs& a, const Code& code, std::int64_t block_row, const Part& p) {
   RowPart part(a);
@@ -142,7 +142,7 @@ void quantize_tile(const QuantizeArgs& a, const Code& code, std::int64_t block_r
   encode_part(a, code, p, columns, part);
 }
 
-// f(region) for all regions of a block of up to `tile` columns, by several threads or one.
+// f(region) for a block's regions of up to `tile` columns in a row, by several threads or one.
 template <class F>
 void for_parts(const Part& block, bool is_parallel, F&& f) {
   const std::int64_t across = ceil_div(block.column_end - block.column, tile);
@@ -157,7 +157,7 @@ void for_parts(const Part& block, bool is_parallel, F&& f) {
   parallel_for(count, grain / tile, range);
 }
 
-// A block that is wider than a tile.
+// Quantizes a block that is wider than a tile.
 template <class Code>
 void quantize_wide(const QuantizeArgs& a, const Code& code, std::int64_t block, const Part& p, bool is_parallel) {
   std::atomic<std::uint32_t> amax{0};

@@ -26,7 +26,7 @@ namespace random_detail {
 constexpr std::int64_t chunk = 1024;
 constexpr std::int64_t grain_chunks = 8;
 
-// How many words make one number.
+// Words that make one number.
 template <class T>
 constexpr std::int64_t words_per_number = std::is_same_v<T, double> ? 2 : 1;
 
@@ -65,7 +65,7 @@ inline T truncated_normal(const RandomFillArgs& args, const std::uint32_t* words
   return static_cast<T>(std::min(std::max(normal_quantile(p), args.low), args.high));
 }
 
-// One chunk of standard numbers; room for an even count.
+// One chunk of standard numbers; `values` has room for an even count.
 template <class T>
 inline void draw_chunk(const RandomFillArgs& args, const std::uint32_t* words, T* values, std::int64_t n) {
   switch (args.distribution) {
@@ -83,7 +83,7 @@ inline void draw_chunk(const RandomFillArgs& args, const std::uint32_t* words, T
   }
 }
 
-// Chunks [first, last) of the site's numbers, limited to the output's.
+// Chunks [first, last) of the site's numbers, as far as they are in the output.
 template <class T>
 struct FillChunks {
   static void run(const RandomFillArgs& args, std::int64_t first, std::int64_t last) {
@@ -97,7 +97,7 @@ struct FillChunks {
       const std::int64_t begin = c * chunk, n = std::min(chunk, end_number - begin);
       const std::int64_t skipped = std::max<std::int64_t>(0, first_number - begin);
       const auto block = static_cast<std::uint64_t>(begin * words_per_element / 4);
-      // A chunk's blocks are neighbours whose numbers differ only in the low word.
+      // A chunk's blocks are neighbours, whose numbers differ only in the low word.
       sample_words(args.site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
                    (n * words_per_element + 3) / 4, words);
       draw_chunk(args, words, values, n);
@@ -193,7 +193,7 @@ THIMBLE_TARGET_AVX512 void keep_avx512(const std::uint8_t* mask, std::int64_t fi
   for (; i + 16 <= n; i += 16) {
     std::uint16_t bits;
     std::memcpy(&bits, mask + (first + i) / 8, sizeof bits);
-    // Not a masked load: processors do not prefetch those.
+    // Not a masked load, because processors do not prefetch masked loads.
     const __m512 is_set = _mm512_castsi512_ps(_mm512_movm_epi32(bits));
     _mm512_storeu_ps(to + i, _mm512_and_ps(is_set, _mm512_loadu_ps(from + i)));
   }
@@ -229,7 +229,7 @@ void keep_masked(const std::uint8_t* mask, std::int64_t first, const double* fro
   mask_bits_detail::keep_plain(mask, first, from, to, n);
 }
 
-// ---- Dropout on the CPU: the mask comes from counters, so forward and backward draw the same one.
+// ---- Dropout on the CPU: the mask comes from counters, so forward and backward draw the same mask.
 
 namespace dropout_detail {
 
@@ -245,7 +245,7 @@ struct DropChunk {
     const std::int64_t element = sample * args.sample_elements + begin;
     const bool is_direct = args.dtype == dtype_of<T>;
     T* const out = is_direct ? static_cast<T*>(args.out) + element : values;
-    for (std::int64_t i = 0; is_direct && i < n; i += 64 / sizeof(T)) {  // come while the words are drawn
+    for (std::int64_t i = 0; is_direct && i < n; i += 64 / sizeof(T)) {  // arrive while the words are drawn
       __builtin_prefetch(static_cast<const T*>(args.in) + element + i);
       __builtin_prefetch(out + i, 1);
     }

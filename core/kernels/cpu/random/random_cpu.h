@@ -1,5 +1,5 @@
 #pragma once
-// The members of random_cpu that are in separate files.
+// The functions of random_cpu that are in separate files.
 
 #include <cstdint>
 
@@ -10,9 +10,9 @@ namespace thimble::kernels {
 void dropout_on_cpu(const DropoutArgs& args);
 void apply_mask_on_cpu(const MaskArgs& args);
 
-// ---- One bit for each element, written and read by vectors: bit i % 8 of byte i / 8.
+// ---- One bit per element, written and read by vectors: element i has bit i % 8 of byte i / 8.
 
-/// Bit i is values[i] > zero. The last byte is filled up with zeros.
+/// Bit i is values[i] > zero. The last byte is padded with zeros.
 void pack_greater(const float* values, std::int64_t n, float zero, std::uint8_t* mask);
 void pack_greater(const double* values, std::int64_t n, double zero, std::uint8_t* mask);
 

@@ -112,7 +112,7 @@ inline double sum_below(const CrossEntropyArgs& args, std::int64_t base, double 
   return total;
 }
 
-// Of a row with l = largest + log: differences to the largest score first, which beside huge scores keep the rest.
+// The loss of a row, l = largest + log. Differences to the largest score come first, to keep digits beside huge scores.
 template <class T>
 inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int64_t base, double largest, double log) {
   const std::int64_t target = target_of(args.targets, row);
@@ -180,12 +180,12 @@ inline bool level_is_coarse(T l) {
   return size > limit && size - size == T(0);
 }
 
-// False for a shard of the classes, whose batch has all of them.
+// False for a shard of the classes, where `batch` counts all classes.
 inline bool are_whole_rows(const CrossEntropyBackwardArgs& args) {
   return args.batch.data == nullptr || args.batch.classes == args.targets.classes;
 }
 
-// One row's gradient; `g` is the gradient of its loss, 0 classes for an ignored row.
+// One row's gradient, 0 in an ignored row; `g` is the gradient of the row's loss.
 template <class T, bool is_fused>
 inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
                          T g) {

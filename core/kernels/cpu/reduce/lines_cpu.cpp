@@ -23,7 +23,7 @@ void with_wide_type(DType dtype, F&& f) {
 }
 
 // Calls body(first, n, j_step) for the tiles of neighbouring lines, in parallel: element j of line i < n of a tile is
-// first + i + j inner. With inner 1 a tile is one line.
+// at first + i + j inner. With inner 1 a tile is one line.
 template <class F>
 void for_each_tile(const LineShape& s, F&& body) {
   const std::int64_t tiles = (s.inner + tile - 1) / tile, elements = s.length * std::min(tile, s.inner);
@@ -36,7 +36,7 @@ void for_each_tile(const LineShape& s, F&& body) {
   });
 }
 
-// A line whose elements are neighbours, in chunks.
+// A line whose elements are neighbours, chunk by chunk.
 template <class T>
 void cumsum_line(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
   alignas(64) T values[tile];
@@ -115,7 +115,7 @@ void prod_backward(const ProdGradArgs& args) {
     take_lines(args.x, args.dtype, s, outer, inside, n, factors);
     alignas(64) double dy[tile], values[tile];
     load_elements(args.dy, args.dtype, outer * s.inner + inside, 1, dy, n);
-    const std::int64_t some = s.inner == 1 ? tile : 1;  // elements of a line side by side
+    const std::int64_t some = s.inner == 1 ? tile : 1;  // elements of a line at a time
     for (std::int64_t j = 0; j < s.length; j += some) {
       const std::int64_t at = (outer * s.length + j) * s.inner + inside;
       const std::int64_t count = s.inner == 1 ? std::min(some, s.length - j) : n;
@@ -140,7 +140,7 @@ void sort_row(const SortArgs& args, std::int64_t row) {
   };
   std::iota(order, order + args.count, 0);
   if (args.count == args.length) return std::sort(order, order + args.count, before);
-  // The heap's front is the last of the chosen ones.
+  // The heap's front is the last of the chosen elements.
   std::make_heap(order, order + args.count, before);
   for (std::int64_t j = args.count; j < args.length; ++j) {
     const auto place = static_cast<std::int32_t>(j);

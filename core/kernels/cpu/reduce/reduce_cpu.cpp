@@ -18,14 +18,14 @@
 
 namespace thimble::kernels {
 
-// ---- How the CPU's reductions are cut into jobs. A job is one output, or a tile of neighbouring outputs when their
-// elements are contiguous, times one range of the reduction.
+// ---- How the CPU's reductions are cut into jobs. A job is one range of the reduction of one output, or of a tile of
+// neighbouring outputs if their elements are contiguous.
 
-/// Outputs that are reduced together when the kept axis is the contiguous one.
+/// Outputs that are reduced together if the kept axis is the contiguous one.
 inline constexpr std::int64_t reduce_tile = 64;
 
-/// One job: outputs [output, output + count), elements [begin, end) of their reductions; `base` is the start of operand
-/// n's elements of the first output.
+/// One job: elements [begin, end) of the reductions of outputs [output, output + count). base[n] is where operand n's
+/// elements of the first output begin.
 template <int N>
 struct ReduceJob {
   std::int64_t output = 0, count = 1;
@@ -175,7 +175,7 @@ inline void finish(const ExtremeArgs& args, std::int64_t output, const Best<T>& 
   if (args.places) store_elements(best.place, args.places, args.places_dtype, output, 1, n);
 }
 
-// The result of a range until the stages meet: 8 bytes of value (T is one of float, double, i64) and 8 of index.
+// A range's result until the stages meet: 8 bytes of value (T is float, double or i64) and 8 of index.
 template <class T>
 struct Partial {
   alignas(8) T value;
@@ -270,7 +270,7 @@ constexpr std::int64_t interleaved_blocks = 8;
 template <class T>
 using Total = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, double>;
 
-// A row's largest value, which exp_difference subtracts; 0 when no value is finite.
+// The row's largest value, for exp_difference to subtract; 0 if it is not finite.
 template <class T>
 inline T finite_or_zero(T c) {
   return c - c == T(0) ? c : T(0);
@@ -286,7 +286,7 @@ inline void map_values(double parameter, T* values, const T* others, std::int64_
   }
 }
 
-// The block sums of up to 8 blocks held in `values`, added to `total` in order.
+// Adds the sums of the up to 8 blocks in `values` to `total`, in order.
 template <class T>
 inline void add_blocks(const T* values, std::int64_t n, Total<T>& total) {
   if (n == interleaved_blocks * reduce_block) {  // eight independent chains
@@ -358,7 +358,7 @@ inline void sum_tile(const ReduceArgs& args, const ReduceJobs<2>& jobs, const Me
   }
 }
 
-// Totals of outputs [output, output + n) become results.
+// Stores the totals of outputs [output, output + n) as results.
 template <class T, ReduceMap Map>
 inline void finish(const ReduceArgs& args, std::int64_t output, Total<T>* totals, std::int64_t n) {
   if constexpr (Map == ReduceMap::exp_difference) {
@@ -392,7 +392,7 @@ struct SumJob {
 
 template <class T, ReduceMap Map>
 void sum(const ReduceArgs& args) {
-  // Without another operand the input's strides take its place, so that axes merge as far as they can.
+  // If there is no other operand, the input's strides take its place, so that axes merge as far as they can.
   const ReduceOperand& other = Map == ReduceMap::value ? args.in : args.other;
   const ReduceJobs<2> jobs(args.kept, args.reduced, {&args.in.kept_strides, &other.kept_strides});
   const MergedStrides<2> reduced(args.reduced, {&args.in.reduced_strides, &other.reduced_strides});
