@@ -30,8 +30,8 @@ struct AttentionScales {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// The caller's mask: element (b, h, t, s) lies b batch + h head + t query + s key elements behind `data`. A boolean
-/// element says whether the query sees the key; a floating one is added to the score.
+/// The caller's mask: element (b, h, t, s) lies b batch + h head + t query + s key elements behind `data`. Where a
+/// boolean one is true, the query sees the key; a floating one is added to the score.
 struct AttentionMask {
   const void* data = nullptr;
   DType dtype = DType::boolean;

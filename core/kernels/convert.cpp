@@ -30,7 +30,7 @@ void store_strided(const Compute* __restrict src, void* dst, std::int64_t stride
   for (std::int64_t i = 0; i < n; ++i) to[i * stride] = convert_value<T>(src[i], overflow);
 }
 
-/// The loop with the stride as a constant 1 is the one that vectorizes.
+/// Only the loop with a constant stride of 1 vectorizes.
 template <class T, class Compute>
 void load_elements(const void* src, std::int64_t stride, Compute* dst, std::int64_t n) {
   if (stride != 1) {

@@ -14,7 +14,7 @@ struct ClassTargets {
   DType dtype = DType::i64;
   std::int64_t rows = 0, classes = 0;
   std::int64_t ignore_index = -100;
-  std::int64_t first = 0;  ///< the class of a row's first score, where rows are a shard of the classes
+  std::int64_t first = 0;  ///< the class of a row's first score, if rows hold a shard of the classes
 };
 
 /// With target t of the row, label smoothing s and C classes,

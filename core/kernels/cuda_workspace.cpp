@@ -61,7 +61,7 @@ bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept {
   if (args.a_row_stride % multiple != 0 || args.b_row_stride % multiple != 0) return false;  // bytes
   if (args.c_row_stride * static_cast<std::int64_t>(size_of(args.c_dtype)) % multiple != 0) return false;
   if (args.a_dtype == DType::f8e5m2 && args.b_dtype == DType::f8e5m2) return false;
-  // Its rule is a multiple of 4; for 1 x 128 on its right side (our left) it takes multiples of 8.
+  // cuBLASLt's rule is a multiple of 4; for 1 x 128 scales on its right side (our left) it takes multiples of 8.
   if (args.in_blocks && args.m % 8 != 0) return false;
   return cuda_workspace_detail::is_library_dtype(args.c_dtype);
 }

@@ -44,8 +44,8 @@ struct LibraryUse {
   LibraryCounts cublaslt, cudnn;
 };
 
-/// Copies run on the device of the calling launch (core/launch/launch.h), in the order of its kernels. All throw
-/// DeviceError with the CUDA call that failed.
+/// Copies run on the device of the calling launch (core/launch/launch.h), in the order of its kernels. All functions
+/// throw DeviceError, naming the CUDA call that failed.
 struct DeviceRuntime {
   /// Copies host bytes to the device. The caller may change them after the return, even though the copy itself may
   /// still be under way.

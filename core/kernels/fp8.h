@@ -39,9 +39,9 @@ struct Fp8CastArgs {
   bf16* decoded = nullptr;
 };
 
-/// A window of codes to dense bf16, times the scales of its blocks if any.
+/// Decodes a window of codes to dense bf16, times the scales of its blocks if any.
 struct Fp8DecodeArgs {
-  const std::uint8_t* codes = nullptr;  ///< of the whole matrix, `row_stride` a row
+  const std::uint8_t* codes = nullptr;  ///< of the whole matrix, rows `row_stride` apart
   DType code_dtype = DType::f8e4m3;
   std::int64_t row_stride = 0;
   std::int64_t row = 0, column = 0, rows = 0, columns = 0;  ///< the window

@@ -20,7 +20,7 @@ struct CumSumArgs {
   LineShape shape;
   DType dtype = DType::f32;  ///< of in
   const void* in = nullptr;
-  void* out = nullptr;      ///< out[j] = sum of in[i], i <= j; may be `in`, where the dtype is the same
+  void* out = nullptr;      ///< out[j] = sum of in[i], i <= j; may be `in` if the dtypes agree
   bool is_reverse = false;  ///< the sum of i >= j
 };
 

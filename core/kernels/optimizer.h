@@ -144,7 +144,7 @@ struct OptimizerKernels {
   /// Updates many parameters, with the bits of separate updates. On a GPU, parameters with equal dtypes and numbers
   /// share a launch.
   void (*update_elements)(const ElementUpdates&) = nullptr;
-  /// As update_elements. On a GPU, all matrices and vectors with equal numbers share a launch in each phase.
+  /// As update_elements. On a GPU each phase is one launch for all parameters that are alike, matrices and vectors.
   void (*adafactor)(std::span<const AdafactorArgs>) = nullptr;
   /// Sums of squares of many gradients, which share launches on a GPU.
   void (*square_sums)(std::span<const SquareSumArgs>) = nullptr;

@@ -33,7 +33,7 @@ struct GruStepArgs {
   const void* before = nullptr;
   void* h = nullptr;         ///< written by forward
   const void* dy = nullptr;  ///< gradient of h from the layer above
-  void* dh = nullptr;        ///< gradient of h from the later step, replaced by dh z, its direct path to h_before
+  void* dh = nullptr;        ///< from the later step; becomes dh z, h_before's gradient without the gates' part
 };
 
 struct RecurrentKernels {

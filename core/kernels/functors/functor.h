@@ -9,10 +9,10 @@
 //
 // The signature of bwd declares the tensors it keeps: `bwd(In x, T dy)` keeps the input, `bwd(Out y, T dy)` the output,
 // `bwd(T dy)` nothing. Binary functors have `fwd(T a, T b)`, `bwd_lhs` and `bwd_rhs`, which may take Lhs, Rhs and Out,
-// in that order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand.
-// Where the gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is
-// float, double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must
-// be trivially copyable.
+// in that order, before dy; ternary ones add `bwd_third` and Third. An operand without its bwd has no gradient. Where
+// the gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is float,
+// double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
+// trivially copyable.
 
 #include <tuple>
 #include <type_traits>

@@ -13,7 +13,7 @@ struct Moments {
   THIMBLE_HD void merge(const Moments& other) {
     if (other.count != 0) merge(other, other.count / (count + other.count));
   }
-  /// Merges with the other elements' fraction of all given.
+  /// Merges, given the other elements' fraction of all elements.
   THIMBLE_HD void merge(const Moments& other, double share) {
     const double delta = other.mean - mean;
     mean += delta * share;
@@ -33,7 +33,7 @@ THIMBLE_HD inline bool leaves_f32(double squares, double epsilon) {
 /// Below this rstd, x - mean may overflow in f32; below it or above its reciprocal, rstd^2 may not be a normal number.
 inline constexpr float far_rstd = 0x1p-60f;
 
-/// (x - mean) scale where x - mean may overflow, as it may with a small scale. The powers of two change no other bit.
+/// (x - mean) scale, where a small scale means that x - mean may overflow. The powers of two change no other bit.
 template <class T>
 THIMBLE_HD inline T far_scaled(T x, T mean, T scale) {
   const bool is_small = scale < T(1) && scale > T(-1);

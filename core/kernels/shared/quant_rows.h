@@ -66,7 +66,7 @@ bool is_library_quant_conv(const ConvShape& shape) noexcept;
 /// Pixels that cuBLASLt multiplies at once: all that fit in the workspace, at least 16.
 std::int64_t quant_window_rows(const ConvShape& shape) noexcept;
 
-/// Bytes of their i8 codes and i32 sums, up to max_quant_workspace_bytes; 0 where the library is not used.
+/// Bytes of these pixels' i8 codes and i32 sums, up to max_quant_workspace_bytes; 0 where the library is not used.
 std::size_t cuda_quant_conv_bytes(const ConvShape& shape, int threads) noexcept;
 
 }  // namespace thimble::kernels

@@ -33,7 +33,7 @@ struct GruUnit {
       : r(math::sigmoid(x_r + h_r)), z(math::sigmoid(x_z + h_z)), n(math::tanh(x_n + r * h_n)) {}
   THIMBLE_HD T state(T before) const { return (T(1) - z) * n + z * before; }
 
-  /// Gradients of the gates' inputs; `n` is for x_n, and h_n gets r times it. `before` is only the direct path, z dh.
+  /// Gradients of the gates' inputs: `n` for x_n, r times it for h_n. `before` lacks the path through the gates.
   struct Gradient {
     T r, z, n, h_n, before;
   };

@@ -10,8 +10,8 @@ namespace thimble::kernels {
 
 enum class Resample : std::uint8_t {
   nearest,         ///< output o is input floor(o in / out)
-  linear,          ///< between the inputs beside (o + 1/2) in / out - 1/2, at least 0: pixels are areas
-  linear_aligned,  ///< between the inputs beside o (in - 1) / (out - 1): the corners stay
+  linear,          ///< between the two inputs around (o + 1/2) in / out - 1/2, at least 0: pixels are areas
+  linear_aligned,  ///< between the two inputs around o (in - 1) / (out - 1): the corners stay
   area             ///< the mean of inputs floor(o in / out) to ceil((o + 1) in / out) - 1: adaptive average pooling
 };
 

@@ -208,7 +208,7 @@ void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, const
   if (args.lse) std::copy_n(tiles.scores, x.queries, static_cast<T*>(args.lse) + row_index(args, b, h, first_query));
 }
 
-// The panels of a group of `grouped` from first_query on, as far as there are queries.
+// Computes `grouped` panels from first_query on, fewer where the queries end.
 template <class T>
 void forward_group(const AttentionArgs& args, ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                    std::int64_t first_query, std::int64_t grouped) {
@@ -460,7 +460,7 @@ void add_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, Bac
   multiply<T>({rows, width, queries, tiles.probabilities, panel, 1, x.dout_rows, padded, dv, padded, true});
 }
 
-// The panels of a group from first_query on, as far as there are queries.
+// Computes the panels of a group from first_query on, fewer where the queries end.
 template <class T>
 void backward_panels(const AttentionGradArgs& args, BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                      std::int64_t first_query) {

@@ -350,7 +350,7 @@ struct Rows {
   Rows from(std::int64_t row) const { return {data + row * stride, stride}; }
 };
 
-/// Rows [first, first + count) of one head: dense in `buffer`, or in place if it is null, which takes rows of type T.
+/// Rows [first, first + count) of one head: dense in `buffer`, or, if it is null, in place, which takes rows of type T.
 template <class T>
 Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
                   std::int64_t first, std::int64_t count, T* buffer) {

@@ -28,8 +28,8 @@ bool is_supported(DotUnit unit, DType dtype) noexcept;
 
 /// The best unit within isa() for products of `dtype`: a function of the processor's features, so fixed for a machine.
 /// AMX comes before AVX-512 BF16 not only because it is wider: processors that have both run vdpbf16ps at half the rate
-/// of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread). Without either it is nullopt for bf16: the model
-/// is never chosen. units.h chooses the unit in use.
+/// of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread). A machine with neither gets nullopt for bf16: the
+/// model is never chosen. units.h chooses the unit in use.
 std::optional<DotUnit> best_dot_unit(DType dtype) noexcept;
 
 }  // namespace thimble::kernels

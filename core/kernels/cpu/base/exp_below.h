@@ -34,7 +34,7 @@ inline float exp_below(float x) noexcept {
   const float n = shifted - shifter;  // the integer nearest to x / ln 2
   float r = multiply_add<is_fused>(n, -math::detail::ln2_high, x);
   r = multiply_add<is_fused>(n, -math::detail::ln2_low, r);
-  // 2 e^r: 2^(n - 1) below is then a normal number also for the smallest result.
+  // 2 e^r, so that 2^(n - 1) below is a normal number even for the smallest result.
   float q = 0x1.6a2432p-9f;
   q = multiply_add<is_fused>(q, r, 0x1.1239e2p-6f);
   q = multiply_add<is_fused>(q, r, 0x1.5558f2p-4f);
@@ -44,7 +44,7 @@ inline float exp_below(float x) noexcept {
   if constexpr (is_fused) {
     e = multiply_add<is_fused>(multiply_add<is_fused>(q, r, 2.0f), r, 2.0f);
   } else {
-    e = (r * r * q + 2 * r) + 2.0f;  // one rounding fewer at the size of the result
+    e = (r * r * q + 2 * r) + 2.0f;  // saves a rounding at the size of the result
   }
   // 2^(n - 1), or any bits where x is so small that the result is zero; NaN passes.
   const std::uint32_t exponent = bits_of(shifted) - bits_of(shifter) + 126;

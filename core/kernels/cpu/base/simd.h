@@ -130,7 +130,7 @@ struct Simd {
   static THIMBLE_ALWAYS_INLINE void broadcast(Vector& out, T x) noexcept {
     simd_detail::broadcast(out, static_cast<Element>(x));
   }
-  /// out = a b + c: in one rounding, the generic instruction set in two.
+  /// out = a b + c, in one rounding, or in two on the generic instruction set.
   static THIMBLE_ALWAYS_INLINE void multiply_add(Vector& out, const Vector& a, const Vector& b,
                                                  const Vector& c) noexcept {
     simd_detail::multiply_add(out, a, b, c);
@@ -140,7 +140,7 @@ struct Simd {
                                             const typename Simd<std::uint32_t, target>::Vector& index) noexcept {
     simd_detail::look_up(out, table, index);
   }
-  /// out = sqrt(x), correctly rounded. A loop over std::sqrt, which may set errno, does not become one of vectors.
+  /// out = sqrt(x), correctly rounded. A loop over std::sqrt, which may set errno, does not vectorize.
   static THIMBLE_ALWAYS_INLINE void square_root(Vector& out, const Vector& x) noexcept {
     simd_detail::square_root(out, x);
   }

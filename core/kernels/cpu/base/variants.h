@@ -31,7 +31,7 @@ void run_variant(const Args&... args) {
   Inner::run(args...);
 }
 
-/// Inner<T, is_fused>::run(args...) likewise, is_fused where the instruction set has a fused multiply-add.
+/// As above for Inner<T, is_fused>::run(args...), is_fused where the instruction set has a fused multiply-add.
 template <template <class, bool> class Inner, class T, class... Args>
 void run_fused_variant(const Args&... args) {
 #if defined(__x86_64__)

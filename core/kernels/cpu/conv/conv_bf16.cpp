@@ -16,7 +16,7 @@ using gemm_detail::Bf16Place;
 struct Patches {
   const std::uint16_t* image = nullptr;  // first used channel
   std::int64_t height = 0, width = 0;    // of an image
-  std::int64_t pixel = 0;                // channels of the image, the distance of pixels
+  std::int64_t pixel = 0;                // channels of the image, the step from pixel to pixel
   std::int64_t channels = 0;             // used
   std::int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   std::int64_t top = 0, left = 0;  // of the window of pixel (0, 0)

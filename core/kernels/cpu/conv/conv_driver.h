@@ -132,7 +132,7 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   static std::int64_t piece_of(const ConvWindow& window) noexcept {
     return window.has_contiguous_lines() ? window.w.taps * window.channels : window.channels;
   }
-  /// Columns [column, column + count): part of the taps of line `tap_line`, from `in_line` columns behind their begin.
+  /// Columns [column, column + count): part of the taps of line `tap_line`, from their column `in_line` on.
   struct Piece {
     std::int64_t column;
     std::int64_t count;
@@ -429,7 +429,7 @@ bool is_for_bf16_unit(const ConvForwardArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvInputGradArgs& args) noexcept;
 bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept;
 
-/// As conv_workspace_bytes(), and the computations. Winograd's form is not used.
+/// Workspaces, as from conv_workspace_bytes(), and the computations. Winograd's form is not used.
 ///
 /// Order of accumulation: the reductions of conv.h, with the input's gradient over the taps that reach a pixel's phase,
 /// the last one first (taps that miss the map are zeros), cut into blocks of 1024. The unit sums a block (gemm_bf16.h),

@@ -31,9 +31,9 @@ struct GemmBatchDim {
 /// Element (i, j) of a matrix is i * row_stride + j * column_stride elements behind its pointer, so transposed, strided
 /// and broadcast views need no copy. c must not overlap a, b or itself.
 ///
-/// a and b are of `dtype`, c, bias and pre_activation of `c_dtype`. Arithmetic is in compute_type(dtype): f32, f64, or
-/// i64 that wraps around, up to the one conversion at the store. A floating dtype takes a floating c_dtype, an integer
-/// one an integer c_dtype, no gelu, and alpha is rounded to an integer.
+/// a and b are of `dtype`; c, bias and pre_activation are of `c_dtype`. Arithmetic is in compute_type(dtype), which is
+/// f32, f64 or i64 (wraps around), up to the one conversion at the store. A floating dtype takes a floating c_dtype; an
+/// integer dtype takes an integer c_dtype and no gelu, and rounds alpha to an integer.
 ///
 /// Order of accumulation: k is cut into blocks of 256 from 0; a block's sum is one chain in ascending p (fused
 /// multiply-adds on AVX2 and AVX-512, so these two agree bitwise); blocks are added in ascending order. It depends only

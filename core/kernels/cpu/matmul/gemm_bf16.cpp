@@ -406,7 +406,7 @@ using namespace gemm_detail;
 
 inline constexpr std::int64_t tile_rows = 1024, tile_columns = 256, unit_depth = 1024;
 inline constexpr std::int64_t step_elements = step_bytes / 2;
-// Streamed products (class Streamed): at most this many rows of A, at least so many elements of B, columns at a time.
+// Limits of streamed products (class Streamed): most rows of A, least elements of B; and columns at a time.
 inline constexpr std::int64_t most_streamed_rows = 4, least_streamed = 1 << 16, stream_columns = 1024;
 inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
 

@@ -250,7 +250,7 @@ Jobs jobs_of(const GemmArgs& args, std::int64_t batch, int threads) noexcept {
   if (threads == 1 || cycles * static_cast<double>(batch) < worthwhile_cycles) return jobs;
   jobs.threads = threads;
   if (batch % threads == 0 || batch >= 8 * threads) return jobs;
-  // Cuts columns, if all threads get about as many whole panels or there are few rows; else rows.
+  // Cuts columns if all threads get about equally many whole panels or rows are few, else rows.
   const std::int64_t thread_vectors = max_vectors * threads;
   if (vectors % thread_vectors == 0 || vectors >= 8 * thread_vectors || args.m < 8 * threads) {
     jobs.columns = ceil_div(vectors, thread_vectors) * panel_columns;

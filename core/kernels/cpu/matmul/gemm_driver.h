@@ -104,7 +104,7 @@ void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& ke
 
 /// Whether direct_gemm computes `args`, whose C has elements, with this instruction set: f32 throughout, contiguous
 /// rows of a, b and c, up to 512 rows of C, a right operand that stays in the second-level cache, and no epilogue but
-/// alpha, which is ignored. Of pointers only whether bias and pre_activation are null counts.
+/// alpha. Ignores alpha's value, and pointers except whether bias and pre_activation are null.
 bool is_direct(const GemmArgs& args, Isa isa) noexcept;
 
 void direct_gemm(const GemmArgs& args, int threads) noexcept;
@@ -116,8 +116,8 @@ void direct_gemm(const GemmArgs& args, int threads) noexcept;
 //   contiguous columns of b (a weight (O, I))  a vector of columns at a time, transposed in registers, four of k at
 //   once
 //
-// Narrow operands are converted to f32 on the way, a block at a time. Bits equal every other way: gemm_microkernel.h
-// defines an element.
+// Narrow operands are converted to f32 on the way, a block at a time. The bits equal the other ways':
+// gemm_microkernel.h defines an element.
 
 /// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a
 /// right operand of 2^16 elements and more with contiguous rows, or of 2^11 and more with contiguous columns. Ignores

@@ -330,7 +330,7 @@ bool has_few_rows(const GemmArgs& args) noexcept {
   for (int i = 0; i < args.batch_rank; ++i) {
     if (args.batch[static_cast<std::size_t>(i)].size != 1) return false;
   }
-  // Rows in the caches are read in place by other ways too; columns are not.
+  // Other ways also read rows that are in the caches in place, but not columns.
   const std::int64_t least = args.b_column_stride == 1 ? least_elements : least_turned_elements;
   return compute_type(args.dtype) == ComputeType::f32 && args.m <= most_rows && args.k <= most_depth &&
          args.n * args.k >= least && args.n >= 64 && (args.b_row_stride == 1 || args.b_column_stride == 1);

@@ -28,9 +28,9 @@ inline constexpr int narrow_filters = 8;  // at most this many filters make grou
 constexpr int rows_of(int blocks) noexcept { return blocks == most_blocks ? 6 : most_rows; }
 
 struct QuantTile {
-  const std::uint8_t* rows[most_rows];  ///< begins of the pixels' windows; entries from `count` on are readable too
+  const std::uint8_t* rows[most_rows];  ///< starts of the pixels' windows; entries from `count` on are readable too
   int count;
-  const std::int64_t* runs;  ///< offsets of a window's runs from its begin
+  const std::int64_t* runs;  ///< offsets of a window's runs from its start
   std::int64_t run_count;
   std::int64_t run_bytes;  ///< whole groups
   const std::uint8_t* panel;
