@@ -63,7 +63,7 @@ struct AttentionProblem {
   double keep_scale = 1;
   RandomSite site;
   bool allows_tf32 =
-      false;  ///< f32 may be rounded to TF32 before products (core/launch/compute_capability.h); CPU kernels never do it
+      false;  ///< f32 may be rounded to TF32 before products (core/launch/compute_capability.h), but never on the CPU
   AttentionOperand q, k, v;
   /// The dtype of k and v if not `dtype`: floating, or i8 with k_scale and v_scale as row factors. CPU forward only.
   std::optional<DType> kept = {};
