@@ -137,7 +137,7 @@ class AxisMap {
   double low_, span_, from_, to_;
 };
 
-// ---- What figures share: frame, marks, lines at levels, legend.
+// ---- Shared by figures: frame, marks, lines at levels, legend.
 
 /// Width of every picture in px.
 inline constexpr double figure_width = 960;
@@ -180,8 +180,8 @@ struct Level {
 std::vector<Level> make_levels(const std::optional<std::int64_t>& budget_bytes,
                                const std::vector<std::pair<std::string, std::int64_t>>& bounds = {});
 
-/// How far an axis goes that shows `high` bytes: as far as the highest level that is at most twice as much. Levels
-/// beyond are named in the legend alone.
+/// How far an axis goes that shows `high` bytes: as far as the highest level that is at most twice as much. Only
+/// the legend names levels beyond.
 double reach(double high, const std::vector<Level>& levels);
 /// Appends the levels; `high` is the end of the axis.
 void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& levels, double high);
@@ -190,7 +190,7 @@ void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& leve
 void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std::vector<Level>& levels,
                  bool is_upright = false);
 
-/// Entries for categories, from the axis outwards; what lies outermost comes first, as the eye meets it.
+/// Entries for categories, from the axis outwards; the outermost comes first, as the eye meets it.
 std::vector<LegendEntry> category_legend(const std::vector<Category>& categories);
 /// Of the stacking order, the categories for which `has_bytes(index)`.
 template <class HasBytes>
@@ -218,7 +218,7 @@ AxisTicks make_event_ticks(std::size_t count, double width);
 /// Width in px of the widest label.
 double label_width(const AxisTicks& ticks);
 
-/// Where the labels left of the frame begin: the cards of a page have margins of their own.
+/// Where the labels left of the frame begin: the cards of a page have margins.
 double left_margin(Medium medium) noexcept;
 
 /// The title of a file; a page writes its own. Returns the height it takes.

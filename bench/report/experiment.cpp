@@ -45,9 +45,8 @@ void check_name(const std::string& where, const std::string& name, Names& names)
 }
 
 void check_rows(const std::string& where, const Experiment& experiment) {
-  static const std::set<std::string> built_in = {
-      "config",   "theory_bytes",       "predicted_bytes",       "measured_bytes", "remainder",
-      "compared", "process_peak_bytes", "process_promise_bytes", "no_process",     "lacks"};
+  std::set<std::string> built_in = {"config", "remainder", "compared", "no_process", "lacks"};
+  for (const ByteFigure& figure : byte_figures) built_in.insert(figure.key);
   Names columns(where, "the column");
   for (const Column& column : experiment.columns) {
     if (built_in.count(column.name) != 0) refuse(where, "a column cannot be called \"" + column.name + "\"");
@@ -173,6 +172,18 @@ std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept {
   std::int64_t rest = *row.predicted_bytes - *row.theory_bytes;
   for (const auto& [name, bytes] : row.remainder) rest -= bytes;
   return rest;
+}
+
+std::optional<std::int64_t> difference(const Row& row) noexcept {
+  if (!row.predicted_bytes || row.measured_bytes == row.predicted_bytes) return std::nullopt;
+  return row.measured_bytes ? std::optional(*row.measured_bytes - *row.predicted_bytes) : std::nullopt;
+}
+
+std::string different_figure(const Row& row) {
+  for (const ComparedFigure& figure : row.compared) {
+    if (figure.predicted != figure.measured) return figure.name;
+  }
+  return "";
 }
 
 std::string process_absence(const Row& row) {

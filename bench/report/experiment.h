@@ -1,5 +1,5 @@
 #pragma once
-// What an experiment found, as plain data: the one input of every table, file, picture and page in this folder.
+// The findings of an experiment, as plain data: the one input of every table, file, picture and page in this folder.
 // All byte figures are exact integers; nothing here knows a tensor.
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace thimble::report {
 
-/// What a number counts, which decides how it is written: bytes in binary units, milliseconds, a fraction as percent
+/// The unit of a number decides how it is written: bytes in binary units, milliseconds, a fraction as percent
 /// (0.1 is "10 %"), or a plain number.
 enum class Unit : std::uint8_t { plain, bytes, milliseconds, percent };
 
@@ -63,12 +63,23 @@ struct Row {
   std::vector<std::pair<std::string, std::int64_t>> remainder;  ///< named terms of predicted - theory
   std::vector<std::pair<std::string, double>> numbers;          ///< by Column::name; a column may be absent
   std::vector<ComparedFigure> compared = {};                    ///< besides predicted and measured: height, load, ...
-  /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and what was promised: the
-  /// prediction, and what is outside of the arena (memory/process/outside.h). More than that, and the row fails.
+  /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and their upper bound: the
+  /// prediction and the bytes outside of the arena (memory/process/outside.h). Above the bound the row fails.
   std::optional<std::int64_t> process_peak_bytes = {}, process_promise_bytes = {};
   std::string no_process = {};  ///< why a measured row has none
-  std::string lacks = {};       ///< what this machine has not and the measurement needs; empty: nothing
+  std::string lacks = {};       ///< a need of the measurement that this machine does not have
 };
+
+/// The bytes that every row may have: their heading in tables, and their key in JSON and CSV.
+struct ByteFigure {
+  const char *title, *key;
+  std::optional<std::int64_t> Row::*bytes;
+};
+inline constexpr ByteFigure byte_figures[] = {{"theory", "theory_bytes", &Row::theory_bytes},
+                                              {"predicted", "predicted_bytes", &Row::predicted_bytes},
+                                              {"measured", "measured_bytes", &Row::measured_bytes},
+                                              {"process", "process_peak_bytes", &Row::process_peak_bytes},
+                                              {"promised", "process_promise_bytes", &Row::process_promise_bytes}};
 
 /// How an axis is spaced. `log2` marks powers of two.
 enum class Scale : std::uint8_t { linear, log2 };
@@ -80,7 +91,7 @@ struct Axis {
   bool from_zero = true;  ///< linear only: the axis starts at 0 when no value is negative
 };
 
-/// What a series stands for, which decides how it is drawn: theory as a dashed line, predicted as a line, measured as
+/// The role of a series decides how it is drawn: theory as a dashed line, predicted as a line, measured as
 /// open markers, anything else as a line with filled markers.
 enum class Role : std::uint8_t { theory, predicted, measured, other };
 
@@ -126,7 +137,7 @@ struct Bar {
 };
 /// The bytes of one configuration by category.
 Bar category_bar(const std::string& label, const CategoryBytes& bytes);
-/// Parts that add up: each a bar that begins where the one above ends, then the sum. `notes` are those of the parts.
+/// Parts that add up: each a bar that begins where the one above ends, then the sum. A note per part, or none.
 std::vector<Bar> stair(const std::vector<BarPart>& parts, const std::vector<std::string>& notes,
                        const std::string& total_name);
 
@@ -146,8 +157,7 @@ struct Event {
   std::string path;
 };
 
-/// Bytes by category over the events of a step. Timelines of one `step` look at the same events when somebody looks
-/// closer at one of them.
+/// Bytes by category over the events of a step. Timelines of one `step` zoom together.
 struct Timeline {
   std::string name;
   std::string title;
@@ -157,7 +167,7 @@ struct Timeline {
   std::vector<std::pair<std::string, std::int64_t>> bounds = {};  ///< at most two further lines, by name
   std::int64_t scale_bytes = 0;                                   ///< the axis goes at least as far
   std::string step = {};
-  bool begins_before = false;  ///< event 0 is what lives before the step
+  bool begins_before = false;  ///< event 0 is the state before the step
 };
 
 /// One experiment. `name` is its key in results.json and the stem of its files: lower-case letters, digits, '-', '_'.
@@ -166,7 +176,7 @@ struct Experiment {
   std::string title;
   std::string question;  ///< one sentence
   std::string theory;    ///< the formula; may hold <sub> <sup> <i> <b> <br> <code>, all else is shown as written
-  std::string verdict;   ///< what was found, in a sentence or two
+  std::string verdict;   ///< the finding, in a sentence or two
   std::vector<Column> columns;
   std::vector<Row> rows;
   std::vector<Plot> plots;
@@ -201,10 +211,15 @@ Match match(const Row& row) noexcept;
 /// theory or prediction is absent.
 std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept;
 
-/// Why there is no peak of the process: no_process, or that nothing ran; empty: there is one, or nothing is said.
+/// Why there is no peak of the process: no_process, or that nothing ran. Empty if there is one or no reason is known.
 std::string process_absence(const Row& row);
 
-/// How many rows there are, how many can be compared, and in how many of those all figures are the same integers.
+/// measured - predicted of a row where they differ; empty where another figure does, which is `different_figure`.
+std::optional<std::int64_t> difference(const Row& row) noexcept;
+/// The first compared figure that differs; empty if there is none.
+std::string different_figure(const Row& row);
+
+/// The number of rows, of rows that can be compared, and of rows whose figures are all the same integers.
 struct Tally {
   std::size_t rows = 0;
   std::size_t compared = 0;

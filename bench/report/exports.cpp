@@ -89,7 +89,7 @@ void add_name(ordered_json& events, int process, const std::string& name) {
       {{"ph", "M"}, {"pid", process}, {"tid", 1}, {"name", "thread_name"}, {"args", {{"name", "modules"}}}});
 }
 
-// Slices that nest as module paths do: what two neighbours have in common stays open.
+// Slices that nest as module paths do: the common prefix of two neighbours stays open.
 class Slices {
  public:
   Slices(ordered_json& events, int process) : events_(events), process_(process) {}

@@ -22,7 +22,7 @@ struct SeriesStyle {
   Marker marker = Marker::circle;
 };
 
-// A colour and a marker per group; series without a group are groups of their own. Theory alone is drawn like text.
+// A colour and a marker per group. A series without a group is one, but theory without a group is drawn like text.
 std::vector<SeriesStyle> style_series(const Plot& plot) {
   std::vector<SeriesStyle> styles;
   std::vector<std::string> groups;
@@ -113,7 +113,7 @@ void draw_series(Chart& chart, const Plot& plot, const std::vector<SeriesStyle>&
   }
 }
 
-// An entry per point, from the left; those at one x share their rows.
+// An entry per point, from the left. Points at one x share their rows.
 std::string hover(const Chart& chart, const Plot& plot, const std::vector<SeriesStyle>& styles) {
   constexpr double units = 1e4, reach = 90;
   struct Shown {
@@ -348,7 +348,7 @@ std::vector<std::size_t> highest_of_stretches(const std::vector<Event>& events, 
   return highest;
 }
 
-// What stands at an event time moves with the axis.
+// A group at an event time moves with the axis.
 void begin_group_at(Svg& svg, double time) { svg.begin_group("data-time=\"" + coordinate(time) + "\""); }
 
 // The outline of some categories together, over `columns`, each an event. Each layer is drawn down to the axis with the

@@ -1,6 +1,5 @@
 #pragma once
-// The three kinds of picture. Each is 960 px wide, with its legend at the right, and comes in two forms: a file of its
-// own and a figure of a page.
+// The three kinds of picture, as files and as figures of a page. Each is 960 px wide, with its legend at the right.
 
 #include <string>
 
@@ -34,7 +33,7 @@ Figure page_figure(const Picture& picture) {
 /// The event with the most bytes; the first of equals. `timeline` has events.
 std::size_t peak_event(const Timeline& timeline) noexcept;
 
-/// A page answers the pointer for so many events; of more, for the highest of each of so many stretches.
+/// A page describes at most this many events to the pointer; of more, the highest of each of this many intervals.
 inline constexpr std::size_t hover_events_max = 20'000;
 
 }  // namespace thimble::report

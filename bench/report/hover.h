@@ -1,5 +1,5 @@
 #pragma once
-// What a page's script (web/) shows of a picture: entries under the pointer, which the arrow keys go through as well.
+// The data of a picture for a page's script (web/): entries under the pointer, which the arrow keys go through as well.
 //
 // {"kind","frame":[left,top,right,bottom],"count": units across the frame,"high": units up the frame,
 //  "reach": px around a box in which the pointer finds its entry,"texts":[...],"entries": their number,

@@ -47,31 +47,22 @@ std::string setting_cell(const Setting* setting, bool is_number) {
   return is_number ? number_cell(content) : "<td>" + content + "</td>";
 }
 
+std::string equal_cell() { return number_cell(std::string("<span class=\"good\">") + check_mark + " equal</span>"); }
+
 // measured - predicted.
 std::string match_cell(const Row& row) {
-  switch (match(row)) {
-    case Match::equal:
-      return number_cell(std::string("<span class=\"good\">") + check_mark + " equal</span>");
-    case Match::different: {
-      const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
-      if (!row.measured_bytes || difference == 0) {
-        const auto other = std::find_if(row.compared.begin(), row.compared.end(),
-                                        [](const ComparedFigure& f) { return f.predicted != f.measured; });
-        return number_cell("<span class=\"alarm\">" + escape_markup(other->name) + "</span>");
-      }
-      std::string content = "<span class=\"alarm\">" + signed_bytes(difference) + "</span>";
-      if (*row.predicted_bytes != 0) {
-        const double part = static_cast<double>(difference) / static_cast<double>(*row.predicted_bytes) * 100;
-        const std::string sign = part < 0 ? "\xE2\x88\x92" : "+";
-        const bool is_tiny = std::abs(part) < 0.01;
-        content += "<small>" + (is_tiny ? "&lt; 0.01 %" : sign + format_fixed(std::abs(part), 2) + " %") + "</small>";
-      }
-      return number_cell(content);
-    }
-    case Match::unknown:
-      break;
+  if (match(row) == Match::unknown) return number_cell(muted_dash);
+  if (match(row) == Match::equal) return equal_cell();
+  const auto bytes = difference(row);
+  std::string content =
+      "<span class=\"alarm\">" + (bytes ? signed_bytes(*bytes) : escape_markup(different_figure(row))) + "</span>";
+  if (bytes && *row.predicted_bytes != 0) {
+    const double part = static_cast<double>(*bytes) / static_cast<double>(*row.predicted_bytes) * 100;
+    const std::string sign = part < 0 ? "\xE2\x88\x92" : "+";
+    const bool is_tiny = std::abs(part) < 0.01;
+    content += "<small>" + (is_tiny ? "&lt; 0.01 %" : sign + format_fixed(std::abs(part), 2) + " %") + "</small>";
   }
-  return number_cell(muted_dash);
+  return number_cell(content);
 }
 
 // predicted - theory; `terms_row` lists its terms.
@@ -79,7 +70,7 @@ std::string remainder_cell(const Row& row) {
   const auto unnamed = unnamed_bytes(row);
   if (!unnamed) return number_cell(muted_dash);
   const std::int64_t difference = *row.predicted_bytes - *row.theory_bytes;
-  if (!has_terms(row)) return number_cell(std::string("<span class=\"good\">") + check_mark + " equal</span>");
+  if (!has_terms(row)) return equal_cell();
   const std::string mark = *unnamed == 0 ? std::string("<span class=\"good\">") + check_mark + "</span>"
                                          : std::string("<span class=\"alarm\">?</span>");
   return number_cell("<details><summary><u>" + signed_bytes(difference) + "</u> " + mark + "</summary></details>");
@@ -394,10 +385,6 @@ std::string html_table(const Experiment& experiment) {
   }
   if (!constants.empty()) constants += "</p>\n";
   const Tally counts = tally(experiment);
-  const bool has_theory = has_any(experiment, &Row::theory_bytes);
-  const bool has_predicted = has_any(experiment, &Row::predicted_bytes);
-  const bool has_measured = has_any(experiment, &Row::measured_bytes);
-  const bool has_process = has_any(experiment, &Row::process_peak_bytes);
   const bool says_why = std::any_of(experiment.rows.begin(), experiment.rows.end(),
                                     [](const Row& row) { return !process_absence(row).empty(); });
   std::vector<TableColumn> columns;
@@ -412,10 +399,15 @@ std::string html_table(const Experiment& experiment) {
     };
     add(escape_markup(key), Place::row, cell, is_right_aligned);
   }
-  if (has_theory) add("theory", Place::row, [](const Row& row) { return byte_cell_or_dash(row.theory_bytes); });
-  if (has_predicted)
-    add("predicted", Place::row, [](const Row& row) { return byte_cell_or_dash(row.predicted_bytes); });
-  if (has_measured) add("measured", Place::row, [](const Row& row) { return byte_cell_or_dash(row.measured_bytes); });
+  const auto add_bytes = [&](const ByteFigure& figure, Place place) {
+    const bool is_process = figure.bytes == &Row::process_peak_bytes;
+    if (!has_any(experiment, figure.bytes) && !(is_process && says_why)) return;
+    add(figure.title, place, [&figure, is_process](const Row& row) {
+      const std::string why = is_process ? process_absence(row) : "";
+      return why.empty() ? byte_cell_or_dash(row.*figure.bytes) : number_cell(muted_dash + (" " + escape_markup(why)));
+    });
+  };
+  for (std::size_t i = 0; i < 3; ++i) add_bytes(byte_figures[i], Place::row);
   if (counts.compared > 0) add("measured<br>\xE2\x88\x92 predicted", Place::row, match_cell);
   if (counts.with_theory > 0) add("predicted<br>\xE2\x88\x92 theory", Place::row, remainder_cell);
   for (const Column& column : experiment.columns) {
@@ -424,15 +416,7 @@ std::string html_table(const Experiment& experiment) {
       return number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : muted_dash);
     });
   }
-  if (has_process || says_why) {
-    add("process", Place::either, [](const Row& row) {
-      const std::string why = process_absence(row);
-      return why.empty() ? byte_cell_or_dash(row.process_peak_bytes)
-                         : number_cell(muted_dash + (" " + escape_markup(why)));
-    });
-  }
-  if (has_process)
-    add("promised", Place::either, [](const Row& row) { return byte_cell_or_dash(row.process_promise_bytes); });
+  for (std::size_t i = 3; i < std::size(byte_figures); ++i) add_bytes(byte_figures[i], Place::either);
   const std::vector<TableColumn> below = take_what_is_too_wide(columns, experiment.rows);
 
   std::string html = constants + "<div class=\"scroll\"><table class=\"rows\"><thead><tr>";

@@ -1,6 +1,5 @@
 #pragma once
-// What pages are made of. A page is one file: its style sheet and its script are those of web/, which the build puts
-// into the program.
+// The elements of a page, which is one file. The build puts its style sheet and script from web/ into the program.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,10 +21,10 @@ std::string begin_page(const std::string& title, const std::string& body_class =
 /// The script, and the end of the document.
 std::string end_page();
 
-/// A card with a picture and the JSON of its Hover. `title` and `caption` are markup, `attributes` those of the figure.
+/// A card with a picture and the JSON of its Hover. `title` and `caption` are markup. The figure gets `attributes`.
 std::string figure_card(const Figure& figure, const std::string& title, const std::string& caption,
                         const std::string& attributes = "");
-/// The same of a plot, bars or a timeline, which have a title and a caption as text.
+/// A card with a plot, bars or a timeline, whose title and caption are text.
 template <class Picture>
 std::string figure_card(const Picture& picture) {
   return figure_card(page_figure(picture), escape_markup(picture.title), escape_markup(picture.caption));

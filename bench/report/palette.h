@@ -51,10 +51,10 @@ const Paint& paint_of(Category category) noexcept;
 
 /// The name people read in a legend: "parameters", "gradients", "optimizer state", "activations", ...
 std::string_view label_of(Category category) noexcept;
-/// That of the category which has this colour; empty for other colours.
+/// The name of the category with this colour; empty for other colours.
 std::string_view label_of(const Paint& paint) noexcept;
 
-/// The order in which categories are stacked, from the axis outwards: what lives longest comes first.
+/// The order in which categories are stacked, from the axis outwards: the longest-lived comes first.
 inline constexpr std::array<Category, category_count> stacking_order = {
     Category::parameter,  Category::optimizer, Category::gradient,  Category::input,
     Category::activation, Category::temporary, Category::workspace, Category::communication};

@@ -28,7 +28,7 @@ std::size_t event_time(const StepTrace& step, std::size_t index) {
   return index < step.before ? 0 : index + 1 - step.before;
 }
 
-// Ids of the blocks that a map shows, ascending: those with the most bytes times events.
+// Ids of the blocks that a map shows, ascending: the ones with the most bytes times events.
 std::vector<std::uint64_t> mapped(const StepTrace& step, const std::vector<memory::Trace::Lifetime>& blocks) {
   std::vector<std::uint64_t> ids(blocks.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -48,7 +48,7 @@ std::optional<std::int64_t> budget_of(const bench::PlanView& view) {
   return static_cast<std::int64_t>(view.report.budget_bytes);
 }
 
-// What a picture has lines for besides the budget. The textbook keeps everything.
+// The lines of a picture besides the budget. The textbook keeps everything.
 std::vector<std::pair<std::string, std::int64_t>> bounds_of(const bench::PlanView& view, const StepTrace& step,
                                                             const std::string& name, std::size_t bytes) {
   std::vector<std::pair<std::string, std::int64_t>> bounds = {{name, static_cast<std::int64_t>(bytes)}};
@@ -208,7 +208,7 @@ LeftOut left_out_of_map(const bench::StepTrace& step) {
 
 namespace {
 
-/// What becomes of a node's result and extras: "fate" of the page.
+/// The fate of a node's result and extras.
 enum class Shown : std::uint8_t { kept, result_kept, saved_kept, dropped, not_needed };
 
 struct NodeBytes {
@@ -216,7 +216,7 @@ struct NodeBytes {
   Shown fate = Shown::not_needed;
 };
 
-/// Result and extras of a node: bytes that it makes, and those that stand until its backward.
+/// Result and extras of a node: the bytes that it makes, and the bytes kept until its backward.
 NodeBytes bytes_of_node(const TapeGraph& graph, const TapeGraph::Node& node, const std::set<std::uint32_t>& saved,
                         bool is_in_segment, Fate fate) {
   const auto storage_of = [&](std::uint32_t value) {
@@ -238,7 +238,7 @@ NodeBytes bytes_of_node(const TapeGraph& graph, const TapeGraph::Node& node, con
   bytes.made = result + extras;
   bytes.kept = (keeps_result ? result : 0) + (keeps_extras ? extras : 0);
   if (is_in_segment) {
-    // A fate says what may be kept; of an operator without extras the result alone decides.
+    // A fate allows keeping. For an operator without extras only the result counts.
     const bool is_split = extras > 0 && keeps_result != keeps_extras;
     bytes.fate = is_split ? (keeps_result ? Shown::result_kept : Shown::saved_kept)
                           : (keeps_result ? Shown::kept : Shown::dropped);

@@ -1,5 +1,5 @@
 #pragma once
-// The figures of a plan's page: a step's timeline, where its blocks lie, what the plan keeps, and what a budget costs.
+// The figures of a plan's page: a step's timeline and its blocks, the fate of its operators, and the cost of budgets.
 
 #include <cstddef>
 #include <string>
@@ -26,7 +26,7 @@ struct LeftOut {
 };
 LeftOut left_out_of_map(const bench::StepTrace& step);
 
-/// What is kept of every operator, and the segments that backward runs again. For views of a plan, not of a forward.
+/// Bytes kept of every operator, and the segments that backward runs again. For views of a plan, not of a forward.
 Figure schedule_figure(const bench::PlanView& view);
 
 /// Time against bytes for all plans of the view. For views of a plan, not of a forward.

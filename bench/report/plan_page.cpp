@@ -21,129 +21,70 @@ namespace thimble::bench {
 
 namespace {
 
-/// Events [first, end) of a run.
-struct Window {
-  std::size_t first = 0, end = 0;
-};
-
-/// What one replay of a run told.
-struct Replay {
-  std::unordered_map<std::uint64_t, std::size_t> offsets;  // of blocks that live in the window, by the run's ids
-  std::size_t height_bytes = 0;                            // end of the highest of them
-  std::size_t committed_bytes = 0;
-};
-
-/// Asks a fresh arena for everything that the run asked for, in the same order, steps and all.
-class Replayer {
+/// Notes where blocks lie, numbered as memory::Trace numbers them.
+class Addresses final : public Decorator {
  public:
-  Replayer(memory::Device device, std::vector<StepPlacement> plans) : stack_(make_stack(device, std::move(plans))) {}
-  ~Replayer() {
-    for (const auto& [id, block] : live_) stack_.top->deallocate(block, nullptr);
-  }
-  Replayer(const Replayer&) = delete;
-  Replayer& operator=(const Replayer&) = delete;
+  explicit Addresses(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
 
-  Replay run(const nn::MemoryProfile& profile, Window window) {
-    std::size_t step = 0;
-    for (std::size_t time = 0; time < profile.events.size(); ++time) {
-      if (stack_.placed != nullptr && step <= profile.step_ends.size()) {
-        // The first step begins with the setup's end, every other one where the one before it ends.
-        const std::size_t begin = step == 0 ? profile.setup_end : profile.step_ends[step - 1];
-        if (time == begin) {
-          if (step < profile.step_ends.size()) {
-            stack_.placed->begin_step();
-          } else {
-            stack_.placed->end_step();
-            stack_.placed->release_region();  // profile_training does so, too, after the last step
-          }
-          ++step;
-        }
-      }
-      if (time == window.first) {
-        for (const auto& [id, block] : live_) note(id, *block);
-      }
-      one(profile.events[time], window.first <= time && time < window.end);
+  /// Begins again with the blocks that live now, as Trace::restart does.
+  void restart() {
+    std::vector<std::pair<std::size_t, const memory::Block*>> live;
+    for (const auto& [block, id] : live_) live.emplace_back(id, block);
+    std::sort(live.begin(), live.end());
+    live_.clear();
+    noted_.clear();
+    for (const auto& [id, block] : live) note(block);
+  }
+  StepLayout layout(const Arena& arena) const {
+    StepLayout layout;
+    for (const auto& [address, bytes] : noted_) {
+      layout.offsets.push_back(static_cast<std::size_t>(address - arena.base()));
+      layout.height_bytes = std::max(layout.height_bytes, layout.offsets.back() + bytes);
     }
-    replay_.committed_bytes = stack_.arena->statistics().peak_committed_bytes;
-    return std::move(replay_);
+    return layout;
   }
 
  private:
-  static memory::Stack make_stack(memory::Device device, std::vector<StepPlacement> plans) {
-    memory::Options options = nn::profile_options(device);
-    options.plans = std::move(plans);
-    return memory::make_resource(device, std::move(options));
+  void note(const memory::Block* block) {
+    live_.emplace(block, noted_.size());
+    noted_.emplace_back(block->address, block->bytes);
   }
-  void one(const memory::Trace::Event& event, bool is_noted) {
-    switch (event.action) {
-      case memory::Trace::Action::allocate: {
-        memory::Block* const block =
-            stack_.top->allocate({event.bytes, event.alignment, event.category, event.path, nullptr});
-        live_.emplace(event.block, block);
-        if (is_noted) note(event.block, *block);
-        break;
-      }
-      case memory::Trace::Action::free: {
-        const auto found = live_.find(event.block);
-        stack_.top->deallocate(found->second, nullptr);
-        live_.erase(found);
-        break;
-      }
-      case memory::Trace::Action::relabel:
-        stack_.top->relabel(live_.at(event.block), event.category);
-        break;
-    }
+  memory::Block* do_allocate(const Request& request) override {
+    memory::Block* const block = upstream_allocate(request);
+    note(block);
+    return block;
   }
-  void note(std::uint64_t id, const memory::Block& block) {
-    const auto offset = static_cast<std::size_t>(block.address - stack_.arena->base());
-    replay_.offsets[id] = offset;
-    replay_.height_bytes = std::max(replay_.height_bytes, offset + block.bytes);
+  void do_deallocate(memory::Block* block, Stream stream) noexcept override {
+    live_.erase(block);
+    upstream_deallocate(block, stream);
   }
+  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
 
-  memory::Stack stack_;
-  std::unordered_map<std::uint64_t, memory::Block*> live_;
-  Replay replay_;
+  std::unordered_map<const memory::Block*, std::size_t> live_;
+  std::vector<std::pair<const std::byte*, std::size_t>> noted_;  // address and bytes, by id
 };
 
-/// Copies the window into a separate trace, with ids from 0, oldest first. `ids` receives the ids of the run.
-std::vector<memory::Trace::Event> cut_out(const std::vector<memory::Trace::Event>& events, Window window,
-                                          std::vector<std::uint64_t>& ids) {
-  std::vector<memory::Trace::Event> live;  // as allocations, by the run's ids: at.second is the index
-  std::unordered_map<std::uint64_t, std::size_t> at;
-  for (std::size_t time = 0; time < window.first; ++time) {
-    const memory::Trace::Event& event = events[time];
-    if (event.action == memory::Trace::Action::allocate) {
-      at.emplace(event.block, live.size());
-      live.push_back(event);
-    } else if (event.action == memory::Trace::Action::relabel) {
-      live[at.at(event.block)].category = event.category;
-    } else {
-      at.erase(event.block);
-    }
-  }
-  std::vector<memory::Trace::Event> cut;
-  std::unordered_map<std::uint64_t, std::uint64_t> id_of;
-  const auto add = [&](memory::Trace::Event event) {
-    if (event.action == memory::Trace::Action::allocate) {
-      id_of.emplace(event.block, ids.size());
-      ids.push_back(event.block);
-    }
-    event.block = id_of.at(event.block);
-    cut.push_back(event);
-  };
-  for (const memory::Trace::Event& event : live) {
-    if (at.count(event.block) != 0) add(event);
-  }
-  for (std::size_t time = window.first; time < window.end; ++time) add(events[time]);
-  return cut;
-}
-
-StepLayout layout_of(const Replay& replay, const std::vector<std::uint64_t>& ids) {
+/// Runs two steps, placed by `plans`, and copies the second one into `trace`. Returns where its blocks lie.
+StepLayout run_steps(memory::Device on, const nn::MakeRun& make, std::vector<StepPlacement> plans, StepTrace& trace) {
+  memory::Options options = nn::profile_options(on);
+  options.trace = true;
+  options.plans = std::move(plans);
+  const memory::Stack stack = memory::make_resource(on, std::move(options));
+  const auto addresses = std::make_shared<Addresses>(stack.top);
   StepLayout layout;
-  layout.height_bytes = replay.height_bytes;
-  layout.committed_bytes = replay.committed_bytes;
-  layout.offsets.reserve(ids.size());
-  for (const std::uint64_t id : ids) layout.offsets.push_back(replay.offsets.at(id));
+  {
+    const ResourceScope scope(addresses);
+    const std::unique_ptr<nn::TrainingRun> run = make(on);
+    nn::run_step(*run, stack);
+    stack.trace->restart();
+    addresses->restart();
+    trace.before = stack.trace->event_count();
+    nn::run_step(*run, stack);
+    trace.events = stack.trace->events();
+    layout = addresses->layout(*stack.arena);
+    nn::finish_run(*run, stack);
+  }
+  layout.committed_bytes = stack.arena->statistics().peak_committed_bytes;
   return layout;
 }
 
@@ -156,27 +97,18 @@ StepTrace trace_step(const std::string& name, memory::Device device, const nn::M
     return run;
   };
   const memory::Device on = dry(device);
-  nn::MemoryProfile profile = nn::profile_training(on, planned, 2, true);
-  const Window window{profile.step_ends[0], profile.step_ends[1]};
   StepTrace trace;
   trace.name = name;
-  std::vector<std::uint64_t> ids;
-  trace.events = cut_out(profile.events, window, ids);
-  trace.before = trace.events.size() - (window.end - window.first);
+  trace.placed = run_steps(on, planned, plan.placement.empty() ? nn::plan_steps(on, planned) : plan.placement, trace);
+  const std::vector<memory::Trace::Event> events = std::exchange(trace.events, {});
+  trace.dynamic = run_steps(on, planned, {}, trace);
+  if (trace.events != events) throw Error("trace_step: " + name + " makes other requests when it is placed");
   std::size_t live = 0;
   for (const memory::Trace::Event& event : trace.events) {
     if (event.action == memory::Trace::Action::allocate) live += event.bytes;
     if (event.action == memory::Trace::Action::free) live -= event.bytes;
     trace.live_peak_bytes = std::max(trace.live_peak_bytes, live);
   }
-  trace.dynamic = layout_of(Replayer(on, {}).run(profile, window), ids);
-  if (trace.dynamic.committed_bytes != profile.peak_bytes) {
-    throw Error("trace_step: the replay of " + name + " committed " + std::to_string(trace.dynamic.committed_bytes) +
-                " bytes, the run " + std::to_string(profile.peak_bytes));
-  }
-  std::vector<StepPlacement> placement = plan.placement;
-  if (placement.empty()) placement = nn::plan_steps(profile, nn::placement_options(on));
-  trace.placed = layout_of(Replayer(on, std::move(placement)).run(profile, window), ids);
   return trace;
 }
 

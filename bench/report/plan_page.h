@@ -17,14 +17,13 @@
 
 namespace thimble::bench {
 
-// ---- One steady training step, event by event, with the place of every block: what the pictures of a plan are drawn
-// from.
+// ---- One steady training step, event by event, with the place of every block: the data of a plan's
+// pictures.
 //
 // Policy
-// - A run of two steps on a dry device is traced, and the second, steady step is copied. Its trace begins with an
-//   allocation for each block that is live at its begin, as after Trace::restart.
-// - A trace knows sizes and lifetimes, not addresses. The same requests in the same order meet the same arena again, so
-//   the whole trace is replayed into a fresh one, and each block's offset is read off.
+// - A run makes two steps on a dry device, and its trace starts again with the second, steady one: first an allocation
+//   for each block that lives when it begins.
+// - It runs once with blocks placed on demand and once with their planned offsets. Both make the same requests.
 //
 // Terms
 //   event time   0 is the moment before the step; t is the state after its t-th event
@@ -46,9 +45,8 @@ struct StepTrace {
   StepLayout placed;                ///< the step's own blocks placed offline
 };
 
-/// Dry-runs two steps of `make`'s run on the dry twin of `device` under `plan` (its default: everything is kept) and
-/// cuts the second one out. The steps are placed here where the plan does not say how. Throws what the run
-/// throws; Error when a replay of the trace does not commit what the run did.
+/// Dry-runs two steps of `make`'s run on the dry twin of `device` under `plan`, which keeps everything by default, and
+/// copies the second one. Places the steps where the plan does not. Passes on the run's exceptions.
 StepTrace trace_step(const std::string& name, memory::Device device, const nn::MakeRun& make,
                      const nn::Plan& plan = {});
 
@@ -58,18 +56,18 @@ struct PlanView {
   models::PlanReport report;
   std::vector<StepTrace> steps;  ///< the step that keeps everything, then the planned one where it is another
 
-  std::vector<nn::Plan> plans;  ///< all of the planner's; none for a forward
-  /// What the textbook build holds when backward begins, by formula; none for a forward or without a closed form.
+  std::vector<nn::Plan> plans;  ///< all of the planner's; a forward has no plans
+  /// Bytes that the textbook build holds when backward begins, by formula. A forward has no such formula.
   std::optional<std::int64_t> theory_bytes;
 
   /// The step that the plan makes.
   const StepTrace& planned() const noexcept { return steps.back(); }
 };
 
-/// Traces the steps of a plan that make_plan(options) made, on dry devices. Throws what the dry runs throw.
+/// Traces the steps of a plan that make_plan(options) made, on dry devices. Passes on exceptions of the dry runs.
 PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report);
 
-/// The techniques of the report's setup: " in 2 micro-batches, chunked head"; empty: none.
+/// The techniques of the report's setup, " in 2 micro-batches, chunked head", or "".
 std::string techniques_in_words(const models::PlanReport& report);
 
 }  // namespace thimble::bench
@@ -79,7 +77,7 @@ namespace thimble::report {
 /// A page that needs nothing beside itself: the figures in words, a timeline of bytes by category, maps of the arena's
 /// addresses before and after placement, the schedule of segments, and bytes against time for all plans. Of steps with
 /// many events the page holds `hover_events_max` moments (figures.h), the highest of each stretch, and
-/// `mapped_blocks_max` blocks, those with the most bytes times events; the page says what is left out. The peak is
+/// the `mapped_blocks_max` blocks with the most bytes times events; the page names the rest. The peak is
 /// always among them.
 std::string write_plan_page(const bench::PlanView& view);
 
@@ -91,8 +89,8 @@ inline constexpr std::size_t mapped_blocks_max = 12'000;
 std::string write_chrome_trace(const bench::PlanView& view);
 
 /// The memory snapshot that pytorch.org/memory_viz opens: a pickle (protocol 2) of {"segments", "device_traces"} with
-/// the planned step's allocations and frees at the dynamic arena's addresses, each with its module path as frame. What
-/// lives at the step's begin is allocated first. Sizes of events are those requested.
+/// the planned step's allocations and frees at the dynamic arena's addresses, each with its module path as frame.
+/// Blocks that live when the step begins are allocated first. Events have the requested sizes.
 std::string write_snapshot(const bench::PlanView& view);
 
 /// The Python pickle, protocol 2 (PEP 307), of objects (dictionaries), arrays (lists), integers of 64 bits and text.

@@ -12,7 +12,7 @@ namespace {
 
 bool starts_code_point(char c) noexcept { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
 
-// Width of a character in units of the font size: about that of DejaVu Sans, the widest of the common system fonts.
+// Width of a character in units of the font size: about as in DejaVu Sans, the widest of the common system fonts.
 double advance(char c) noexcept {
   if (!starts_code_point(c)) return 0;
   if (std::string_view("ijl").find(c) != std::string_view::npos) return 0.28;

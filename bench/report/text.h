@@ -54,7 +54,7 @@ double text_width(std::string_view text, double size, bool is_bold = false) noex
 /// `text` cut to `width` px with an ellipsis where it is longer.
 std::string fit_text(const std::string& text, double size, double width, bool is_bold = false);
 
-/// `text` broken at spaces into at most `lines_max` lines of at most `width` px; what does not fit is cut with an
+/// `text` broken at spaces into at most `lines_max` lines of at most `width` px. Longer text is cut with an
 /// ellipsis.
 std::vector<std::string> wrap_text(const std::string& text, double size, double width, std::size_t lines_max = 3);
 

@@ -69,29 +69,10 @@ std::string bytes_text(const std::optional<std::int64_t>& bytes) {
   return bytes ? format_bytes(*bytes) + " (" + format_grouped(*bytes) + ")" : "";
 }
 
-/// The first of the compared figures that differs.
-std::string different_figure(const Row& row) {
-  for (const ComparedFigure& figure : row.compared) {
-    if (figure.predicted != figure.measured) return figure.name;
-  }
-  return "";
-}
-
 std::string mark_cell(const Row& row) {
-  switch (match(row)) {
-    case Match::equal:
-      return check_mark;
-    case Match::different: {
-      const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
-      if (!row.measured_bytes || difference == 0) return different_figure(row);
-      std::string text = format_grouped(difference);
-      if (difference > 0) text.insert(0, 1, '+');
-      return text;
-    }
-    case Match::unknown:
-      break;
-  }
-  return "";
+  if (match(row) == Match::equal) return check_mark;
+  const auto bytes = difference(row);
+  return bytes ? (*bytes > 0 ? "+" : "") + format_grouped(*bytes) : different_figure(row);
 }
 
 Cells setting_cells(const Experiment& experiment, const std::string& key) {
@@ -116,18 +97,14 @@ Cells row_cells(const Experiment& experiment, std::string heading, ToCell to_cel
 std::string to_table(const Experiment& experiment) {
   Table table;
   for (const std::string& key : config_keys(experiment)) table.add(setting_cells(experiment, key));
-  const auto bytes_of = [](std::optional<std::int64_t> Row::*member) {
-    return [member](const Row& row) { return bytes_text(row.*member); };
-  };
-  table.add(row_cells(experiment, "theory", bytes_of(&Row::theory_bytes)));
-  table.add(row_cells(experiment, "predicted", bytes_of(&Row::predicted_bytes)));
-  table.add(row_cells(experiment, "measured", bytes_of(&Row::measured_bytes)));
-  table.add(row_cells(experiment, check_mark, mark_cell));
-  table.add(row_cells(experiment, "process", [](const Row& row) {
-    const std::string why = process_absence(row);
-    return why.empty() ? bytes_text(row.process_peak_bytes) : std::string(dash) + " " + why;
-  }));
-  table.add(row_cells(experiment, "promised", bytes_of(&Row::process_promise_bytes)));
+  for (const ByteFigure& figure : byte_figures) {
+    const bool is_process = figure.bytes == &Row::process_peak_bytes;
+    if (is_process) table.add(row_cells(experiment, check_mark, mark_cell));
+    table.add(row_cells(experiment, figure.title, [&](const Row& row) {
+      const std::string why = is_process ? process_absence(row) : "";
+      return why.empty() ? bytes_text(row.*figure.bytes) : std::string(dash) + " " + why;
+    }));
+  }
   for (const Column& column : experiment.columns) {
     table.add(row_cells(experiment, column.title, [&](const Row& row) {
       const auto value = find_number(row, column.name);
@@ -162,17 +139,14 @@ std::string csv_line(const std::vector<std::string>& fields) {
   return line + "\n";
 }
 
-std::string integer_field(const std::optional<std::int64_t>& value) { return value ? std::to_string(*value) : ""; }
-
 std::vector<std::string> csv_fields(const Experiment& experiment, const Row& row) {
   std::vector<std::string> fields;
   for (const std::string& key : config_keys(experiment)) {
     const Setting* setting = find_setting(row, key);
     fields.push_back(setting == nullptr ? "" : format_setting(*setting));
   }
-  for (const auto& value :
-       {row.theory_bytes, row.predicted_bytes, row.measured_bytes, row.process_peak_bytes, row.process_promise_bytes}) {
-    fields.push_back(integer_field(value));
+  for (const ByteFigure& figure : byte_figures) {
+    fields.push_back(row.*figure.bytes ? std::to_string(*(row.*figure.bytes)) : "");
   }
   for (const std::string& name : remainder_names(experiment)) {
     const auto found =
@@ -195,23 +169,16 @@ ordered_json number_json(const std::optional<double>& value) {
   return *value;
 }
 
-ordered_json bytes_json(const std::optional<std::int64_t>& bytes) {
-  return bytes ? ordered_json(*bytes) : ordered_json(nullptr);
-}
-
-ordered_json setting_json(const Setting& setting) {
-  return std::visit([](const auto& value) { return ordered_json(value); }, setting.second);
-}
-
 ordered_json row_json(const Experiment& experiment, const Row& row) {
   ordered_json json;
   json["config"] = ordered_json::object();
-  for (const Setting& setting : row.config) json["config"][setting.first] = setting_json(setting);
-  json["theory_bytes"] = bytes_json(row.theory_bytes);
-  json["predicted_bytes"] = bytes_json(row.predicted_bytes);
-  json["measured_bytes"] = bytes_json(row.measured_bytes);
-  json["process_peak_bytes"] = bytes_json(row.process_peak_bytes);
-  json["process_promise_bytes"] = bytes_json(row.process_promise_bytes);
+  for (const auto& [key, setting] : row.config) {
+    std::visit([&json, &name = key](const auto& value) { json["config"][name] = value; }, setting);
+  }
+  for (const ByteFigure& figure : byte_figures) {
+    const auto& bytes = row.*figure.bytes;
+    json[figure.key] = bytes ? ordered_json(*bytes) : ordered_json(nullptr);
+  }
   if (const std::string why = process_absence(row); !why.empty()) json["no_process"] = why;
   if (!row.lacks.empty()) json["lacks"] = row.lacks;
   for (const ComparedFigure& figure : row.compared) {
@@ -238,8 +205,7 @@ ordered_json environment_json(const Environment& environment) {
 std::string write_csv(const Experiment& experiment) {
   check(experiment);
   std::vector<std::string> heading = config_keys(experiment);
-  heading.insert(heading.end(),
-                 {"theory_bytes", "predicted_bytes", "measured_bytes", "process_peak_bytes", "process_promise_bytes"});
+  for (const ByteFigure& figure : byte_figures) heading.push_back(figure.key);
   for (const std::string& name : remainder_names(experiment)) heading.push_back("remainder: " + name);
   for (const Column& column : experiment.columns) heading.push_back(column.name);
   std::string csv = csv_line(heading);
