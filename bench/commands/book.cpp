@@ -113,8 +113,8 @@ void add_book(CLI::App& program) {
       "book", "List the pictures of the book (docs/book), or draw them; write its index of commands");
   const auto flags = std::make_shared<BookFlags>();
   command->add_option("NAMES", flags->names, "Figures (all)");
-  command->add_option("--figures", flags->folder, "Folder to draw them into, as SVG");
-  command->add_option("--index", flags->index, "File to write: the index of commands and flags");
+  command->add_option("--figures", flags->folder, "Folder to draw them into, as SVG")->type_name("FOLDER");
+  command->add_option("--index", flags->index, "File to write: the index of commands and flags")->type_name("FILE");
   add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { run(*flags); });
 }

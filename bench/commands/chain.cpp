@@ -236,13 +236,14 @@ void add_chain(CLI::App& program) {
   const auto flags = std::make_shared<ChainFlags>();
   command->add_option("STAGES", flags->stages,
                       "OUTPUT:KEPT:FORWARD:BACKWARD of each stage: bytes of its output, bytes kept inside, two times");
-  command->add_option("--file", flags->file, "File of stages, one a line; # begins a comment");
+  command->add_option("--file", flags->file, "File of stages, one a line; # begins a comment")->type_name("FILE");
   add_text(*command, "--input", "SIZE", "Bytes of the input of the chain (0)",
            [flags](const std::string& text) { flags->input = parse_bytes("--input", text); });
   add_size(*command, "--budget", flags->budget,
            "Bytes: show the operations of the best schedule within them (no schedule)");
-  command->add_option("--svg", flags->picture, "Draw the schedule of --budget, else of the least bytes");
-  command->add_option("--staircase", flags->staircase, "Draw time against bytes");
+  command->add_option("--svg", flags->picture, "Draw the schedule of --budget, else of the least bytes")
+      ->type_name("FILE");
+  command->add_option("--staircase", flags->staircase, "Draw time against bytes")->type_name("FILE");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { run(*flags); });

@@ -92,7 +92,7 @@ void add_pack(CLI::App& program) {
   add_number(*command, "--seconds", flags->seconds, 0, 1e6, "Seconds of search (10)");
   add_integer(*command, "--alignment", flags->alignment, 1, std::int64_t{1} << 30,
               "Power of two that sizes are rounded up to and offsets are multiples of (1)");
-  command->add_option("--out", flags->output, "Write the CSV with a column offset");
+  command->add_option("--out", flags->output, "Write the CSV with a column offset")->type_name("FILE");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { run(*flags); });

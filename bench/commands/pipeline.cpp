@@ -113,7 +113,7 @@ void add_pipeline(CLI::App& program) {
   add_number(*command, "--backward", flags->backward_s, 0, 1e9,
              "Time of backward of a micro-batch through a stage (2)");
   add_number(*command, "--link", flags->link_s, 0, 1e9, "Time from one stage to the next (0)");
-  command->add_option("--svg", flags->picture, "Draw the schedules");
+  command->add_option("--svg", flags->picture, "Draw the schedules")->type_name("FILE");
   command->add_flag("--json", flags->is_json, "Print JSON");
   add_overwrite_flag(*command, flags->overwrites);
   command->callback([flags] { run(*flags); });

@@ -112,8 +112,10 @@ void add_quantize(CLI::App& program) {
   const auto options = std::make_shared<models::QuantizeOptions>();
   add_model_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   models::QuantizeOptions& o = *options;
-  command->add_option("--weights", o.weights, "Trained parameters in safetensors")->required();
-  command->add_option("--data", o.data, "Data as for 'train', whose training part calibrates")->required();
+  command->add_option("--weights", o.weights, "Trained parameters in safetensors")->type_name("PATH")->required();
+  command->add_option("--data", o.data, "Data as for 'train', whose training part calibrates")
+      ->type_name("PATH")
+      ->required();
   add_text(*command, "--calibrator", "NAME", "Range of activations: max, percentile, entropy or mse (mse)",
            [&o](const std::string& text) { o.calibration.calibrator = nn::quant::parse_calibrator(text); });
   const CLI::Option* const percent = add_number(*command, "--percent", o.calibration.percent, 1, 100,
@@ -124,7 +126,7 @@ void add_quantize(CLI::App& program) {
   add_integer(*command, "--calibration-batches", o.calibration_batches, 1, most_batches, "Batches to calibrate on (4)");
   add_integer(*command, "--eval-batches", o.eval_batches, 0, most_batches, "Batches to compare on; 0: all (0)");
   add_device(*command, o.device, "Device to calibrate and compare on: cpu, cuda or cuda:N (cpu)");
-  command->add_option("--save", o.save, "8-bit file to write");
+  command->add_option("--save", o.save, "8-bit file to write")->type_name("FILE");
   add_overwrite_flag(*command, o.overwrites);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");

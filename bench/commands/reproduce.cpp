@@ -107,8 +107,8 @@ void add_reproduce(CLI::App& program) {
   const auto flags = std::make_shared<Flags>();
   command->add_option("names", flags->names, "all, or experiments by their names or the first word of their names");
   command->add_flag("--quick", flags->is_quick, "Small sizes");
-  command->add_option("--device", flags->device, "cpu, cuda or cuda:N (cpu)");
-  command->add_option("--out", flags->folder, "Folder of the report (report)");
+  command->add_option("--device", flags->device, "cpu, cuda or cuda:N (cpu)")->type_name("DEVICE");
+  command->add_option("--out", flags->folder, "Folder of the report (report)")->type_name("FOLDER");
   add_overwrite_flag(*command, flags->overwrites);
   add_compute_flags(*command);
   command->callback([flags] { run(flags->names, flags->is_quick, flags->device, flags->folder, flags->overwrites); });

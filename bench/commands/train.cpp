@@ -118,7 +118,8 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
   models::TrainOptions& o = *options;
   add_setup_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_optimizer_flags(command, options);
-  command.add_option("--data", o.data, "Training data: a text, token or image file, a folder of them, or 'synthetic'");
+  command.add_option("--data", o.data, "Training data: a text, token or image file, a folder of them, or 'synthetic'")
+      ->type_name("PATH");
   command
       .add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
@@ -148,15 +149,17 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
               "Steps between evaluations; 0: only at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of an evaluation; 0: all (16)");
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
-  command.add_option("--save", o.save, "Checkpoint to write at the end");
+  command.add_option("--save", o.save, "Checkpoint to write at the end")->type_name("FILE");
   add_integer(command, "--save-every", o.save_every, 0, most_steps,
               "Steps between checkpoints; 0: only at the end (0)");
   add_integer(command, "--keep", o.keep, 1, 1'000'000,
               "Checkpoints to keep: the newest, and older ones as SAVE.step-K (1)");
-  command.add_option("--save-weights", o.save_weights, "File to write at the end: the parameters in safetensors");
-  command.add_option("--save-adapters", o.save_adapters, "With --lora or --adapters: PEFT folder to write at the end");
-  command.add_option("--resume", o.resume, "Checkpoint to continue from");
-  command.add_option("--log", o.log, "Folder for TensorBoard event files");
+  command.add_option("--save-weights", o.save_weights, "File to write at the end: the parameters in safetensors")
+      ->type_name("FILE");
+  command.add_option("--save-adapters", o.save_adapters, "With --lora or --adapters: PEFT folder to write at the end")
+      ->type_name("FOLDER");
+  command.add_option("--resume", o.resume, "Checkpoint to continue from")->type_name("FILE");
+  command.add_option("--log", o.log, "Folder for TensorBoard event files")->type_name("FOLDER");
   add_overwrite_flag(command, o.overwrites);
 }
 

@@ -20,8 +20,8 @@
 //   options.steps = 9;
 //   const models::TrainReport rest = models::train(models::prepare_training(options));
 //
-// The dry run predicts the program that trains: the same class on another device. nn/trainer/trainer.h trains
-// models without a name.
+// The dry run predicts the program that trains: the same class on another device. nn/trainer/trainer.h trains your own
+// models.
 
 #include <cstdint>
 #include <memory>

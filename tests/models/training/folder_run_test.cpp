@@ -223,15 +223,15 @@ struct Trained {
 Trained train_by_name(const std::string& folder) {
   // begin
   models::TrainOptions options;
-  options.setup.model = "char-gpt";  // models::model_list() has them all
-  options.setup.sizes.width = 96;    // else the model's own
+  options.setup.model = "char-gpt";  // any name of models::model_list()
+  options.setup.sizes.width = 96;    // defaults to the model's
   options.data = "synthetic";        // or a path: see open_dataset
   options.steps = 6;
   options.budget_bytes = static_cast<std::size_t>(parse_size("64 MiB"));
   options.save = folder + "/run";
   options.log = folder + "/curves";
   const models::PreparedTraining prepared = models::prepare_training(options);
-  std::printf("%zu bytes\n", prepared.plan.peak_bytes);  // before the first step; the arena takes as many
+  std::printf("%zu bytes\n", prepared.plan.peak_bytes);  // before the first step; the arena will take exactly this
   const models::TrainReport report =
       models::train(prepared, [](const nn::Progress& p) { std::printf("loss %f\n", p.loss); });
   options.resume = options.save;
