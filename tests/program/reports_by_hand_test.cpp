@@ -121,8 +121,8 @@ TEST_CASE("reports by hand: plan", "[program]") {
   const std::vector<std::string> begin{
       "char-gpt, batch " + std::to_string(r.batch) + " in " + std::to_string(r.micro_batches) +
           " micro-batches, optimizer fused into backward, a window of " + std::to_string(r.setup.sizes.window) +
-          ", blocks in " + std::to_string(r.setup.layout.tp) + " parts, the sequence in " +
-          std::to_string(r.setup.layout.cp) + " parts, in attention heads: " + format_grouped(r.parameters) +
+          ", blocks in " + std::to_string(r.setup.layout.tp) + " shards, the sequence in " +
+          std::to_string(r.setup.layout.cp) + " shards, in attention heads: " + format_grouped(r.parameters) +
           " parameters",
       "gradients are not clipped: --fuse-optimizer",
       bytes_line("budget", r.budget_bytes),

@@ -197,7 +197,7 @@ TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by si
   sizes.team.parts = 2;
   const auto model = models::make_model(name, sizes);
   CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
-                    Catch::Contains("scores of a vocabulary in 2 parts, which are never side by side"));
+                    Catch::Contains("scores of a vocabulary in 2 shards, which are never side by side"));
   sizes.vocabulary = 1;
   CHECK_THROWS_WITH(models::make_model(name, sizes), Catch::Contains("1 tokens; expected at most as many shards"));
   sizes.vocabulary = 96;
