@@ -1,5 +1,5 @@
 #pragma once
-// Modules, and patterns of dotted names, in which `*` stands for any number of any characters.
+// Modules, and patterns of dotted names, in which `*` matches any characters.
 
 #include <cstdint>
 #include <functional>
@@ -163,7 +163,7 @@ class Module {
   std::vector<Named> trainable() const;
   /// Makes the parameter `name`, or all below the module `name` ("" means all), constant until unfreeze(): nothing is
   /// kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). Optimizers
-  /// leave them unchanged. Backward ends at the first trained layer. `*` stands for any characters: "h.*.attn" matches
+  /// leave them unchanged. Backward ends at the first trained layer. `*` matches any characters: "h.*.attn" matches
   /// the attentions of all blocks. Throws ValueError when nothing matches.
   void freeze(std::string_view name = "") { set_requires_grad(name, false); }
   void unfreeze(std::string_view name = "") { set_requires_grad(name, true); }

@@ -16,7 +16,7 @@
 
 namespace thimble::nn {
 
-/// A step that stands for all steps of one plan.
+/// The example step of a plan.
 struct ExampleStep {
   std::int64_t step = 0;
   std::vector<bool> is_frozen = {};  ///< each parameter of the optimizers, in order; defaults to the program's choice

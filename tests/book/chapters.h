@@ -29,7 +29,7 @@ struct Shown {
 };
 std::vector<Shown> shown_commands(const std::string& text);
 
-/// Whether the output matches: in a shown line "…" stands for any characters; a line "..." for any lines.
+/// Whether the output matches: in a shown line "…" matches any characters; a line "..." matches any lines.
 bool matches(const std::vector<std::string>& shown, const std::vector<std::string>& output);
 
 /// The text that replaces `shown` for a new output: its lines with the output's numbers and the same omissions; the

@@ -190,7 +190,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
             nn::load_checkpoint(folder / "fp8", *without, plain, restored);
           }).find("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_") != std::string::npos);
   }
-  // Bare weights load anywhere. From a run without this state it stays at its initial values, where that is allowed.
+  // Bare weights load anywhere. A run without this state leaves it at its initial values, or is refused.
   nn::save_weights(*model, folder / "weights");
   const auto plain = make("bf16");
   CHECK_NOTHROW(nn::load_weights(*plain, folder / "weights"));

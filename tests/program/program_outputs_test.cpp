@@ -19,7 +19,7 @@ using files_test::write_text_file;
 namespace fs = std::filesystem;
 
 struct Row {
-  std::string command;  // {} stands for the folder
+  std::string command;  // {} becomes the folder
   std::string flag;
   std::string input = {};  // a file that the command reads
   std::string mark = {};   // the name of the folder's file

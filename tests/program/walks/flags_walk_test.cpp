@@ -61,7 +61,7 @@ std::vector<std::string> groups_of(const std::string& arguments) {
 
 std::string flag_of(const std::string& group) { return group.substr(0, group.find_first_of(" =")); }
 
-// `base` with names and flags from `given` in place of its own.
+// `base` with the names and flags of `given`.
 std::string merged(const std::string& base, const std::string& given) {
   const std::vector<std::string> groups = groups_of(base), own = groups_of(given);
   std::string line = " " + (own[0].empty() ? groups[0] : own[0]);
