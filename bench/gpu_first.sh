@@ -85,7 +85,6 @@ cases() {
   needs_gpu
   program thimble_tests --durations yes "$@"
 }
-tiny() { [ -z "$is_tiny" ] || echo "$@"; } # the arguments, if sizes are tiny
 has_torch() {
   local ask='import torch'
   [ "$device" = cuda ] && ask='import torch, sys; sys.exit(not torch.cuda.is_available())'
