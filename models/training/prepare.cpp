@@ -206,10 +206,6 @@ void open_data(TrainOptions& options, PreparedTraining& prepared) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 /// Throws ValueError for an option that has no effect without another one.
 void check_needs(const TrainOptions& o) {
   const auto need = [](bool is_on, const char* option, bool is_met, const char* other) {
