@@ -58,7 +58,7 @@ Chain transformer_like(std::size_t blocks) {
 
 }  // namespace
 
-TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat]") {
+TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat][slow]") {
   // From round 2000 on, options span up to all stages; from 4000 on, some options serve only the first visit.
   Random random(1);
   std::size_t schedules = 0, with_spans = 0;

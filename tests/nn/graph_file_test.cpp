@@ -281,7 +281,7 @@ TEST_CASE("graph file: a value is made again before a forward", "[plan]") {
   CHECK(Json::parse(nn::to_json(step, less))["events"][3] == Json::parse(R"(["recompute", 0])"));
 }
 
-TEST_CASE("graph file: plans against every selection", "[plan]") {
+TEST_CASE("graph file: plans against every selection", "[plan][slow]") {
   Random random(32);
   std::size_t graphs = 0, budgets = 0, optimal = 0, better = 0, dropped = 0;
   double bounds = 0;

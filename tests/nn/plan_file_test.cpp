@@ -356,7 +356,7 @@ TEST_CASE("plan file: the bytes in a tier are read", "[plan]") {
   CHECK(nn::read_plan(folder / "plan.json", report.run, cpu).tier_bytes == report.plan.tier_bytes);
 }
 
-TEST_CASE("plan file: other digits under a right checksum are refused, or the plan is kept", "[plan]") {
+TEST_CASE("plan file: other digits under a right checksum are refused, or the plan is kept", "[plan][slow]") {
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;
   const Filed filed(folder / "plan.json");

@@ -365,7 +365,7 @@ TEST_CASE("trainer: a call that trains inside of another is refused, and the run
   }
 }
 
-TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit", "[trainer]") {
+TEST_CASE("trainer: refusals of a budget say who needs more, and what would fit", "[trainer][slow]") {
   const testing::Threads alone;
   Program own = program();
   own.evaluate = nullptr;
