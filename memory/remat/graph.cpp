@@ -1,4 +1,6 @@
 
+#include <numeric>
+
 #include <thimble/memory/remat/graph.h>
 
 namespace thimble::remat {
@@ -116,6 +118,27 @@ std::vector<bool> recomputable(const Graph& graph) {
     }
   }
   return can;
+}
+
+GradientBytes gradient_bytes(const Graph& graph) {
+  const std::size_t n = graph.operators.size();
+  std::vector<std::size_t> maker(graph.tensors.size(), 0), last_taker(graph.tensors.size(), n);
+  for (std::size_t i = 0; i < n; ++i) {
+    for (const std::uint32_t t : graph.operators[i].inputs) last_taker[t] = i;
+    for (const std::uint32_t t : graph.operators[i].outputs) maker[t] = i;
+  }
+  GradientBytes sums{std::vector<Bytes>(n + 1), std::vector<Bytes>(n + 2)};
+  for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
+    const GraphTensor& tensor = graph.tensors[t];
+    const bool is_taken = last_taker[t] < n;
+    if (tensor.is_given && !is_taken) continue;
+    const std::size_t end = tensor.is_given || (is_taken && !tensor.is_result) ? last_taker[t] : n;
+    sums.before[maker[t]] += tensor.gradient_bytes, sums.before[end] -= tensor.gradient_bytes;
+    sums.during[maker[t]] += tensor.gradient_bytes, sums.during[end + 1] -= tensor.gradient_bytes;
+  }
+  std::partial_sum(sums.before.begin(), sums.before.end(), sums.before.begin());
+  std::partial_sum(sums.during.begin(), sums.during.end(), sums.during.begin());
+  return sums;
 }
 
 }  // namespace thimble::remat

@@ -78,10 +78,12 @@ struct Graph {
 /// made nor given, an operator has no outputs, or segment_ends does not rise to operators.size().
 void validate(const Graph& graph);
 
-/// A tensor that is dropped after a step and made again before its next use. With n operators, step i is the forward of
-/// operator i and step 2n - 1 - i its backward.
+/// A tensor that is dropped after a step and made again before its next use, or a missing one that is made again right
+/// after a step, before the next one. With n operators, step i is the forward of operator i and step 2n - 1 - i its
+/// backward.
 struct Drop {
   std::uint32_t tensor, after;
+  bool is_made = false;
   friend bool operator==(const Drop&, const Drop&) = default;
 };
 
@@ -105,6 +107,13 @@ Selection close_selection(const Graph& graph, const std::vector<bool>& wanted, s
 /// For each tensor, whether it can be recomputed: its maker can run again and it crosses no boundary. False for given
 /// tensors. The graph must be valid.
 std::vector<bool> recomputable(const Graph& graph);
+
+/// Bytes of the gradients that exist before and during each operator's backward, as if none were a window or written
+/// over another buffer. The graph must be valid.
+struct GradientBytes {
+  std::vector<Bytes> before, during;
+};
+GradientBytes gradient_bytes(const Graph& graph);
 
 /// Time and peaks of a step with a selection, simulated operator by operator. Given tensors do not count.
 struct GraphCost {

@@ -93,9 +93,9 @@ class Order {
     next_drop_ = turn_ = 0;
     const auto count = static_cast<std::uint32_t>(graph_.operators.size());
     for (std::uint32_t i = 0; i < count; ++i) {
+      change_before(i, {Kind::recompute, 0, 0, i}, 0);
       if (!dropped_.empty()) run_again(graph_.inputs[i], {Kind::recompute, 0, 0, i}, 0);
       run({Kind::forward, i, 0, i});
-      drop_after(i);
     }
     turn_ = events_.size();
     for (std::size_t t = 0; t < is_there_.size(); ++t) {
@@ -107,9 +107,9 @@ class Order {
       const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
       const auto segment = static_cast<std::uint32_t>(s);
       for (std::uint32_t i = ends[s]; i-- > begin;) {
+        change_before(2 * count - 1 - i, {Kind::recompute, 0, segment, i}, begin);
         run_again(graph_.reads[i], {Kind::recompute, 0, segment, i}, begin);
         events_.push_back({Kind::backward, i, segment, i});
-        drop_after(2 * count - 1 - i);
       }
     }
   }
@@ -187,14 +187,21 @@ class Order {
     }
   }
 
-  void drop_after(std::uint32_t step) {
-    for (; next_drop_ < drops_.size() && drops_[next_drop_].after <= step; ++next_drop_) {
+  /// Drops tensors and makes missing ones again, in order, between two steps.
+  void change_before(std::uint32_t step, const Event& event, std::uint32_t begin) {
+    for (; next_drop_ < drops_.size() && drops_[next_drop_].after < step; ++next_drop_) {
       const Drop& drop = drops_[next_drop_];
-      const bool is_held_on = step < graph_.graph.tensors[drop.tensor].held_until;
-      if (!is_there_[drop.tensor] || graph_.is_given[drop.tensor] || is_held_on) continue;
-      is_there_[drop.tensor] = false;
-      if (turn_ > 0) is_held_[drop.tensor] = false;
-      dropped_.push_back({drop, false});
+      const std::uint32_t maker = graph_.maker[drop.tensor];
+      if (graph_.is_given[drop.tensor] || is_there_[drop.tensor] == drop.is_made) continue;
+      if (drop.is_made) {
+        if (maker < begin || maker > drop.after) continue;
+        run_again({&drop.tensor, 1}, event, begin);
+      } else {
+        if (drop.after < graph_.graph.tensors[drop.tensor].held_until) continue;
+        is_there_[drop.tensor] = false;
+        if (turn_ > 0) is_held_[drop.tensor] = false;
+      }
+      dropped_.push_back({drop, drop.is_made});
     }
   }
 

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -24,6 +27,110 @@ constexpr double scale = 1 << 10;        // of capacities, which are integers
 /// The first and last moment that needs a tensor.
 struct Use {
   std::size_t first, last;
+};
+
+/// All schedules of a tiny graph: shortest paths (Dijkstra 1959) over the sets of tensors in memory, step by step.
+/// Gradients count as if none were written over another buffer.
+class AllSchedules {
+ public:
+  explicit AllSchedules(const Graph& graph) : graph_(graph) {
+    for (const GraphOperator& op : graph.operators) made_.insert(made_.end(), op.outputs.begin(), op.outputs.end());
+    if (!is_tiny()) return;
+    const auto set_of = [&](const std::vector<std::uint32_t>& tensors) {
+      std::uint32_t set = 0;
+      for (std::uint32_t b = 0; b < made_.size(); ++b) {
+        if (std::find(tensors.begin(), tensors.end(), made_[b]) != tensors.end()) set |= 1u << b;
+      }
+      return set;
+    };
+    for (const GraphOperator& op : graph.operators) {
+      inputs_.push_back(set_of(op.inputs)), outputs_.push_back(set_of(op.outputs));
+      reads_.push_back(set_of(op.backward_reads));
+    }
+    bytes_.assign(std::size_t{1} << made_.size(), 0);
+    for (std::size_t set = 1; set < bytes_.size(); ++set) {
+      bytes_[set] = bytes_[set & (set - 1)] + graph.tensors[made_[std::countr_zero(set)]].bytes;
+    }
+    gradients_ = gradient_bytes(graph);
+  }
+
+  bool is_tiny() const { return made_.size() <= max_made; }
+
+  /// The drops and early re-runs of the fastest schedule within a budget, if it takes less than `most`.
+  std::optional<std::vector<Drop>> fastest(Bytes budget, Time most) {
+    const std::size_t n = graph_.operators.size();
+    layers_.assign(2 * n + 1, std::vector<Reached>(bytes_.size()));
+    layers_[0][0].time = 0;
+    for (std::size_t step = 0; step < 2 * n; ++step) run(step, budget, most);
+    const auto less = [](const Reached& a, const Reached& b) { return a.time < b.time; };
+    const auto end = std::min_element(layers_[2 * n].begin(), layers_[2 * n].end(), less);
+    if (end->time >= most) return std::nullopt;
+    std::vector<Drop> changes;
+    auto set = static_cast<std::uint32_t>(end - layers_[2 * n].begin());
+    for (std::size_t step = 2 * n; step > 0;) {
+      const Reached& at = layers_[step][set];
+      at.change.tensor == none ? void(--step) : changes.push_back(at.change);
+      set = at.from;
+    }
+    std::reverse(changes.begin(), changes.end());
+    return changes;
+  }
+
+ private:
+  static constexpr std::size_t max_made = 12;
+  static constexpr std::uint32_t none = ~0u;
+  struct Reached {
+    Time time = largest_total;
+    std::uint32_t from = 0;      // the set before
+    Drop change = {none, none};  // that led here; none begins a step
+  };
+
+  /// From all sets before a step to all sets before the next one.
+  void run(std::size_t step, Bytes budget, Time most) {
+    const std::size_t n = graph_.operators.size();
+    const bool is_forward = step < n;
+    const std::size_t i = is_forward ? step : 2 * n - 1 - step;
+    const GraphOperator& op = graph_.operators[i];
+    const std::uint32_t reads = is_forward ? inputs_[i] : reads_[i], makes = is_forward ? outputs_[i] : 0;
+    const auto after = static_cast<std::uint32_t>(step) - 1;
+    const Bytes extra = is_forward ? op.forward_peak_bytes : gradients_.during[i] + op.backward_peak_bytes;
+    std::set<std::pair<Time, std::uint32_t>> queue;
+    const auto offer = [&](std::uint32_t set, Time time, std::uint32_t from, std::uint32_t t, bool is_made) {
+      if (time >= std::min(most, layers_[step][set].time)) return;
+      layers_[step][set] = {time, from, {t, after, is_made}};
+      queue.emplace(time, set);
+    };
+    for (std::uint32_t set = 0; set < layers_[step].size(); ++set) {
+      if (layers_[step][set].time < most) queue.emplace(layers_[step][set].time, set);
+    }
+    while (!queue.empty()) {
+      const auto [time, set] = *queue.begin();
+      queue.erase(queue.begin());
+      if (time > layers_[step][set].time) continue;
+      Reached& next = layers_[step + 1][set | makes];
+      if ((reads & ~set) == 0 && bytes_[set | makes] + extra <= budget && time < next.time) next = {time, set};
+      for (std::size_t b = 0; b < made_.size(); ++b) {
+        const GraphTensor& tensor = graph_.tensors[made_[b]];
+        if ((set >> b & 1u) == 0 || (is_forward && (tensor.is_result || tensor.held_until >= step))) continue;
+        offer(set & ~(1u << b), time, set, made_[b], false);
+      }
+      for (std::size_t k = 0; k < (is_forward ? step : i + 1); ++k) {
+        const GraphOperator& again = graph_.operators[k];
+        const std::uint32_t missing = outputs_[k] & ~set;
+        if (!again.can_recompute || missing == 0 || (inputs_[k] & ~set) != 0) continue;
+        const Bytes waits = is_forward ? 0 : gradients_.before[i] + op.waiting_bytes;
+        if (bytes_[set] + bytes_[outputs_[k]] + again.forward_peak_bytes + waits > budget) continue;
+        offer(set | missing, time + again.cost, set, made_[std::countr_zero(missing)], true);
+      }
+    }
+  }
+
+  const Graph& graph_;
+  std::vector<std::uint32_t> made_;                      // per bit of a set
+  std::vector<std::uint32_t> inputs_, outputs_, reads_;  // sets, of each operator
+  std::vector<Bytes> bytes_;                             // of each set
+  GradientBytes gradients_;
+  std::vector<std::vector<Reached>> layers_;
 };
 
 class PeakGame {
@@ -76,6 +183,7 @@ class PeakGame {
     }
     limit_ = 2 * work;
     change_best();
+    if (drops_) try_all_schedules();
     if (may_drop_ && !is_small_) {
       drops_ = true;
       for (int p = 0; p < prices; ++p) {
@@ -195,6 +303,27 @@ class PeakGame {
         all.push_back(entry.plan);
       }
       for (const KeptPlan& one : all) change(one, made + 1);
+    }
+  }
+
+  /// Adds the best of all schedules of a tiny graph, from the largest peak to the smallest possible.
+  void try_all_schedules() {
+    AllSchedules all(graph_);
+    if (!all.is_tiny()) return;
+    for (Bytes budget = best_.rbegin()->first; budget > 0;) {
+      const auto after = best_.upper_bound(budget);
+      const bool has_own = after != best_.begin();  // within the budget
+      const Time own = has_own ? std::prev(after)->second.plan.cost.cost : largest_total;
+      Bytes peak = 0;
+      if (const std::optional<std::vector<Drop>> changes = all.fastest(budget, own)) {
+        peak = plan({std::vector<bool>(graph_.tensors.size(), true), *changes}).cost.peak_bytes;
+      } else if (has_own) {
+        peak = std::prev(after)->first;
+      } else {
+        return;
+      }
+      if (peak > budget) return;  // windows keep gradients for longer
+      budget = peak - 1;
     }
   }
 
@@ -328,7 +457,7 @@ class PeakGame {
   static std::uint64_t digest(const Wish& wish) {
     std::uint64_t sum = std::hash<std::vector<bool>>()(wish.wanted);
     for (const Drop& drop : wish.drops) {
-      sum = (sum ^ (std::uint64_t{drop.tensor} << 32 | drop.after)) * 0x9e3779b97f4a7c15;
+      sum = (sum ^ (std::uint64_t{drop.tensor} << 32 | drop.after << 1 | drop.is_made)) * 0x9e3779b97f4a7c15;
       sum ^= sum >> 29;
     }
     return sum;

@@ -13,6 +13,7 @@
 // - If operators may run again more than once, tensors are also dropped between two uses, even in the forward. Small
 //   graphs try such drops along with the other changes. Large graphs try them afterwards, the most promising first and
 //   with a work limit per price, and fill gaps between plans.
+// - If at most 12 tensors are made, all schedules follow: shortest paths over the sets of tensors in memory.
 // - Every selection on the way is simulated. The Pareto front of peak and cost remains.
 
 #include <cstddef>

@@ -127,45 +127,41 @@ class Exact {
 
 }  // namespace
 
-TEST_CASE("remat exact: plans of small graphs are near the best of all schedules", "[remat]") {
-  Random random(5);
-  int cells = 0, within_1 = 0, within_5 = 0;
-  double gaps = 0, smallest_gaps = 0;
+TEST_CASE("remat exact: plans of tiny graphs are the best of all schedules", "[remat]") {
+  int cells = 0, best = 0, within_1 = 0;
   constexpr int rounds = testing::has_sanitizer ? 20 : 200;
-  for (int round = 0; round < rounds; ++round) {
-    INFO("round " << round);
-    Graph graph = random_graph(random, 8, 1);
-    for (GraphOperator& op : graph.operators) ++op.cost;
-    const Exact exact(graph);
-    const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000, remat::Reruns::any);
-    Time step = 0;  // backward takes twice as long
-    for (const GraphOperator& op : graph.operators) step += 3 * op.cost;
-    remat::TimeBound bound(graph);
-    const Bytes most = plans.front().cost.peak_bytes, least = plans.back().cost.peak_bytes;
-    Bytes smallest = least;
-    while (exact.least(smallest - 1)) --smallest;
-    smallest_gaps += static_cast<double>(least) / static_cast<double>(smallest) - 1;
-    for (int k = 0; k < 4; ++k) {
-      const Bytes budget = least + (most - least) * k / 4;
-      const auto fits = [&](const remat::KeptPlan& plan) { return plan.cost.peak_bytes <= budget; };
-      const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;  // the fastest that fits
-      const std::optional<Time> optimum = exact.least(budget);
-      REQUIRE(optimum.has_value());
-      CHECK(own >= *optimum);
-      CHECK(bound.at(budget) <= *optimum);
-      const double gap = static_cast<double>(own - *optimum) / static_cast<double>(step + *optimum);
-      ++cells;
-      within_1 += gap <= 0.01;
-      within_5 += gap <= 0.05;
-      gaps += gap;
+  for (const std::uint64_t seed : {5, 6}) {
+    Random random(seed);
+    for (int round = 0; round < rounds; ++round) {
+      INFO("seed " << seed << ", round " << round);
+      Graph graph = random_graph(random, 8, 1);
+      for (GraphOperator& op : graph.operators) ++op.cost;
+      const Exact exact(graph);
+      const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000, remat::Reruns::any);
+      Time step = 0;  // backward takes twice as long
+      for (const GraphOperator& op : graph.operators) step += 3 * op.cost;
+      remat::TimeBound bound(graph);
+      const Bytes most = plans.front().cost.peak_bytes, least = plans.back().cost.peak_bytes;
+      const bool is_tiny = graph.tensors.size() <= 1 + 12;  // the first one is given
+      if (is_tiny) CHECK_FALSE(exact.least(least - 1).has_value());
+      for (int k = 0; k < 4; ++k) {
+        const Bytes budget = least + (most - least) * k / 4;
+        const auto fits = [&](const remat::KeptPlan& plan) { return plan.cost.peak_bytes <= budget; };
+        const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;  // the fastest that fits
+        const std::optional<Time> optimum = exact.least(budget);
+        REQUIRE(optimum.has_value());
+        CHECK(own >= *optimum);
+        CHECK(bound.at(budget) <= *optimum);
+        if (is_tiny) CHECK(own == *optimum);
+        ++cells;
+        best += own == *optimum;
+        within_1 += static_cast<double>(own - *optimum) <= 0.01 * static_cast<double>(step + *optimum);
+      }
     }
   }
-  INFO(within_1 << " and " << within_5 << " of " << cells << ", mean " << gaps / cells << ", of the smallest "
-                << smallest_gaps / rounds);
-  CHECK(within_1 >= cells * 98 / 100);
-  CHECK(within_5 >= cells * 99 / 100);
-  CHECK(gaps / cells <= 0.001);
-  CHECK(smallest_gaps / rounds <= 0.01);
+  INFO(best << " best, " << within_1 << " within 1 % of " << cells);
+  CHECK(within_1 == cells);
+  CHECK(best >= cells * 99 / 100);
 }
 
 TEST_CASE("remat exact: the skips of a large net are made again", "[remat]") {

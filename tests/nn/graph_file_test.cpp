@@ -121,23 +121,28 @@ std::pair<Bytes, Bytes> peaks_by_hand(const Graph& graph, const Selection& selec
     need(reads);
     for (const std::uint32_t op : due) run(Kind::again, op, reader);
   };
-  const auto drop_after = [&](std::uint32_t step) {
+  const auto change_after = [&](std::uint32_t step, std::uint32_t reader) {
     for (const remat::Drop& drop : selection.drops) {
-      if (drop.after == step && step >= graph.tensors[drop.tensor].held_until) is_there.erase(drop.tensor);
+      if (drop.after != step) continue;
+      if (drop.is_made) {
+        if (maker[drop.tensor] <= step) provide({drop.tensor}, reader);
+      } else if (step >= graph.tensors[drop.tensor].held_until) {
+        is_there.erase(drop.tensor);
+      }
     }
   };
   for (std::uint32_t i = 0; i < n; ++i) {
+    if (i > 0) change_after(i - 1, i);
     provide(graph.operators[i].inputs, i);
     run(Kind::forward, i, i);
-    drop_after(i);
   }
   const std::size_t turn = events.size();
   const std::set<std::uint32_t> kept(selection.kept.begin(), selection.kept.end());
   std::erase_if(is_there, [&](std::uint32_t t) { return !kept.contains(t); });
   for (std::uint32_t i = n; i-- > 0;) {
+    change_after(2 * n - 2 - i, i);
     provide(graph.operators[i].backward_reads, i);
     events.push_back({Kind::backward, i, i});
-    drop_after(2 * n - 1 - i);
   }
   std::vector<Bytes> bytes(events.size());
   const auto there = [&](Bytes size, std::size_t from, std::size_t to) {  // including event `to`
@@ -301,11 +306,11 @@ TEST_CASE("graph file: plans against every selection", "[plan][slow]") {
       REQUIRE(remat::simulate(graph, selection).forward_peak_bytes == forward_peak);
       const auto [entry, is_new] = least.emplace(peak, selection.cost);
       if (!is_new) entry->second = std::min(entry->second, selection.cost);
-      std::vector<remat::Drop> drops;  // drops some tensors between two uses
+      std::vector<remat::Drop> drops;  // drops some tensors between two uses, makes others early
       for (std::uint32_t t = 0; t < n; ++t) {
         const auto step =
             static_cast<std::uint32_t>(random.below(2 * static_cast<std::int64_t>(graph.operators.size())));
-        if (random.one_in(2)) drops.push_back({t, step});
+        if (random.one_in(2)) drops.push_back({t, step, random.one_in(3)});
       }
       const Selection dropping = remat::close_selection(graph, wanted, drops);
       const remat::GraphCost cost = remat::simulate(graph, dropping);
