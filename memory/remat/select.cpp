@@ -238,13 +238,19 @@ constexpr std::size_t moments = 4;  // the last operator and the largest readers
 
 }  // namespace
 
-TimeBound::TimeBound(const Graph& graph, bool counts_temporaries) {
+TimeBound::TimeBound(const Graph& graph, bool counts_gradients) {
   validate(graph);
+  const GradientBytes gradients = counts_gradients ? gradient_bytes(graph) : GradientBytes();
   const auto read_bytes = [&](std::uint32_t op) {
     std::vector<std::uint32_t> reads = graph.operators[op].backward_reads;
     std::sort(reads.begin(), reads.end());
     reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-    Bytes bytes = counts_temporaries ? graph.operators[op].backward_peak_bytes : 0;
+    Bytes bytes = 0;
+    if (counts_gradients) {
+      const GraphOperator& of = graph.operators[op];
+      const bool is_over = of.is_backward_in_place || of.frees_reads_first;
+      bytes = of.backward_peak_bytes + (is_over ? gradients.before : gradients.during)[op];
+    }
     for (const std::uint32_t t : reads) bytes += graph.tensors[t].is_given ? 0 : graph.tensors[t].bytes;
     return bytes;
   };

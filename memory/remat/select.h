@@ -87,13 +87,13 @@ class MinCut {
 // subset of K, so their bytes plus the bytes that v reads are within the limit. R takes at least the least time of a
 // choice within these bytes, which is at least the lower convex hull of all choices at these bytes (Lagrangian
 // relaxation, Everett 1963), which minimum cuts give exactly. The bound is the largest over several v, among them the
-// last operator. Gradients and temporaries count as 0 bytes, because some are windows of others. If backwards keep
-// their temporaries in separate memory, K cannot use it: "begins" is then the moment of v's largest need.
+// last operator. Gradients and temporaries count as 0 bytes, because some are windows of others. If none is, K cannot
+// use their memory: "begins" is then the moment of v's largest need, without gradients that v may write over others.
 
 class TimeBound {
  public:
-  /// Throws ValueError as validate(graph) does.
-  explicit TimeBound(const Graph& graph, bool counts_temporaries = false);
+  /// Counts gradients and temporaries of a graph without windows. Throws ValueError as validate(graph) does.
+  explicit TimeBound(const Graph& graph, bool counts_gradients = false);
 
   /// Least extra time of a run that never holds more than `bytes` of the graph's tensors, beyond a run that keeps all.
   /// Never rises with `bytes`.
@@ -101,7 +101,7 @@ class TimeBound {
 
  private:
   struct Moment {
-    Bytes read_bytes = 0;                // by the moment's backward, with its temporaries if they count
+    Bytes read_bytes = 0;                // by the moment's backward, with its temporaries and gradients if they count
     std::unique_ptr<const Graph> graph;  // the space points to it
     std::unique_ptr<KeptSpace> space;
   };

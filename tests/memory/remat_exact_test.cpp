@@ -164,6 +164,46 @@ TEST_CASE("remat exact: plans of tiny graphs are the best of all schedules", "[r
   CHECK(best >= cells * 99 / 100);
 }
 
+TEST_CASE("remat exact: the plans of a small U-Net and the bound on either side of the best schedules", "[remat]") {
+  GraphBuilder net;
+  std::uint32_t x = net.given("x", 8, 0);
+  const auto add_layer = [&](Bytes bytes) {
+    x = net.add("conv", {x}, bytes, 100, {x});
+    x = net.add("norm", {x}, bytes, bytes / 8 + 1, {x});
+  };
+  const auto add_up = [&](std::uint32_t skip, Bytes bytes) {
+    x = net.add("up", {x}, bytes, 25, {x});
+    x = net.add("cat", {skip, x}, 2 * bytes, bytes / 4 + 1, {});
+    add_layer(bytes);
+  };
+  add_layer(64);
+  const std::uint32_t top = x;
+  x = net.add("pool", {x}, 16, 9, {x});
+  add_layer(32);
+  const std::uint32_t middle = x;
+  x = net.add("pool", {x}, 8, 5, {x});
+  add_layer(16);
+  add_up(middle, 32);
+  add_up(top, 64);
+  net.add("out", {x}, 4, 5, {x});
+  const Graph graph = net.build();
+  const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000, remat::Reruns::any);
+  remat::TimeBound bound(graph, true), looser(graph);
+  struct Row {
+    Bytes budget;
+    Time bound, best, most;  // the best is Exact's, which takes minutes for 17 tensors
+  };
+  for (const Row& row : {Row{336, 370, 504, 583}, {381, 230, 268, 268}, {427, 128, 161, 161}, {472, 64, 70, 70}}) {
+    INFO(row.budget << " bytes");
+    const auto fits = [&](const remat::KeptPlan& plan) { return plan.cost.peak_bytes <= row.budget; };
+    const Time own = std::find_if(plans.begin(), plans.end(), fits)->selection.cost;
+    CHECK((own >= row.best && own <= row.most));
+    CHECK((bound.at(row.budget) >= row.bound && bound.at(row.budget) <= row.best));
+    CHECK(looser.at(row.budget) < row.bound);
+  }
+  CHECK(plans.back().cost.peak_bytes <= 336);
+}
+
 TEST_CASE("remat exact: the skips of a large net are made again", "[remat]") {
   GraphBuilder net;
   std::uint32_t x = net.given("x", 1000, 0);
