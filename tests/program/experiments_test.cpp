@@ -165,10 +165,13 @@ TEST_CASE("experiments: MONeT's cells cost less in the same bytes, or no plan ca
     before[net] = overhead;
     const bool is_below = published <= 0 || bench::number(row, "overhead_in_gib") < published;
     CHECK((is_below || bench::number(row, "least_in_gib") > published));
+    if (published > 0) CHECK(bench::number(row, "over_separate") < published);
+    if (net == "VGG-16") CHECK(bench::number(row, "over_separate") == bench::number(row, "overhead_in_gib"));
   }
   CHECK(planned == 30);
   CHECK(measured == 4);
   CHECK(has(experiment.verdict, "18 of 24 in the same GiB; there no plan of these operators is below it in 6 of 24"));
+  CHECK(has(experiment.verdict, "as published, the plan's is below it in 24 of 24"));
 }
 
 TEST_CASE("experiments: HiRemate's savings cost less time than published", "[experiments]") {
