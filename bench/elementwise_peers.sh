@@ -26,7 +26,7 @@ export OMP_NUM_THREADS="$threads"
 round=0
 while [ "$round" -lt "$rounds" ]; do
   "$ours" --threads "$threads" >"$out/run"
-  grep 'triad of' "$out/run"
+  grep 'threads:' "$out/run"
   sed -n 's/^| \(.*\) |$/ours|\1/p' "$out/run" | sed 's/ *| */|/g' >>"$out/figures"
   MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     "${THIMBLE_PYTHON:-python3}" "$sources/torch/elementwise.py" "$threads" | sed 's/^/torch|/' >>"$out/figures"
@@ -39,7 +39,7 @@ awk -F'|' '
   function ratio(name, way) {
     return best["ours" name way] > 0 && best["torch" name way] > 0 ? sprintf("%.2f", best["ours" name way] / best["torch" name way]) : ""
   }
-  $2 == "operator" || $2 == "optimizer" || $2 ~ /^-/ { next }
+  $2 ~ /^operator/ || $2 ~ /^-/ { next }
   !($2 in seen) { seen[$2] = 1; names[++count] = $2 }
   $1 == "ours" { least("ours" $2 "f", $3); least("ours" $2 "b", $6); most($2 "f", $5); most($2 "b", $8) }
   $1 == "torch" { least("torch" $2 "f", $3); least("torch" $2 "b", $4) }

@@ -8,18 +8,21 @@
 //
 // - memory: the bytes that an operator must move, each once (forward: operands and result; backward: saved tensors, the
 //   result's gradient and the operands' gradients; optimizer: bytes read and written by an update), at the triad's rate
-//   (bench/timing/ceiling.h) in the same run, on arrays of the same length. A tensor that is read twice (batch norm's
-//   x, once for the mean) still counts once.
+//   (bench/timing/ceiling.h) in the same run, on as many MiB as the case has in its arena: caches can hold many. A
+//   tensor that is read twice (batch norm's x, once for the mean) still counts once.
 // - arithmetic: the multiply-adds of products, padding included, or the float operations of an element's formula
 //   (core/numbers/math.h; a division or a square root counts as 8, Philox by its integer operations), at the FMA loop's
-//   rate. Shares above 1 are possible with Winograd's convolutions and on processors with separate units for additions
-//   or integers.
+//   rate.
+//
+// Shares above 1 are possible: with updates in place (the triad reads the line that it writes, but counts it once),
+// Winograd's convolutions, and on processors with separate units for additions or integers.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -208,25 +211,39 @@ Needed needed_by(const Case& c, DType dtype) {
 }
 
 struct Options {
-  double seconds = 0.4;  ///< per measurement
-  std::string only;      ///< runs the cases with this text in their name
-  Amounts ceilings{};    ///< per second
+  double seconds = 0.4;                        ///< per measurement
+  std::string only;                            ///< runs the cases with this text in their name
+  double operations = 0;                       ///< per second: the ceiling of arithmetic
+  std::map<std::int64_t, double> triads = {};  ///< GB/s by MiB
 
   bool takes(const std::string& name) const { return name.find(only) != std::string::npos; }
 };
 
-void print_share(double ms, const Amounts& needed, const Options& options) {
-  if (ms < 5e-3) {  // backward only passes the gradient through
-    std::printf(" 0 | | |");
-    return;
+struct Measured {
+  double ms;
+  Amounts needed;
+};
+
+/// A row of the table. The triad takes the case's `bytes` to a multiple of 16 MiB, so that a few sizes serve all cases.
+void print_row(const std::string& name, const std::vector<Measured>& columns, std::size_t bytes, Options& options) {
+  constexpr std::int64_t step = 16;
+  const std::int64_t mib = step * std::max<std::int64_t>(1, (static_cast<std::int64_t>(bytes >> 20) + step / 2) / step);
+  double& triad = options.triads[mib];
+  if (triad == 0) triad = memory_gbs(kernels::isa(), thread_count(), (mib << 20) / 12, options.seconds);
+  std::printf("| %s |", name.c_str());
+  for (const auto& [ms, needed] : columns) {
+    const double memory_ms = 1e-6 * needed.bytes / triad, arithmetic_ms = 1e3 * needed.operations / options.operations;
+    if (ms < 5e-3) {  // backward only passes the gradient through, or there is none
+      std::printf(" 0 | | |");
+    } else {
+      std::printf(" %.2f | %s | %.2f |", ms, memory_ms > arithmetic_ms ? "memory" : "arithmetic",
+                  std::max(memory_ms, arithmetic_ms) / ms);
+    }
   }
-  const double memory_ms = 1e3 * needed.bytes / options.ceilings.bytes;
-  const double arithmetic_ms = 1e3 * needed.operations / options.ceilings.operations;
-  std::printf(" %.2f | %s | %.2f |", ms, memory_ms > arithmetic_ms ? "memory" : "arithmetic",
-              std::max(memory_ms, arithmetic_ms) / ms);
+  std::printf(" %lld | %.1f |\n", static_cast<long long>(mib), triad);
 }
 
-void run_operator(const Case& c, DType dtype, const Options& options) {
+void run_operator(const Case& c, DType dtype, Options& options) {
   const std::string name = c.name + ", " + std::string(to_string(dtype));
   if (!options.takes(name)) return;
   const Needed needed = needed_by(c, dtype);
@@ -255,15 +272,13 @@ void run_operator(const Case& c, DType dtype, const Options& options) {
       if (x.requires_grad()) x.grad() = Tensor();
     }
   });
-  std::printf("| %s |", name.c_str());
-  print_share(forward_ms, needed.forward, options);
-  print_share(backward_ms, needed.backward, options);
-  std::printf("\n");
+  print_row(name, {{forward_ms, needed.forward}, {backward_ms, needed.backward}}, stack.ledger->max_allocated(),
+            options);
 }
 
 /// `needed` is per element.
 template <class Optimizer, class Own>
-void run_optimizer(const Options& options, const char* name, const Amounts& needed, const Own& own) {
+void run_optimizer(Options& options, const char* name, const Amounts& needed, const Own& own) {
   if (!options.takes(name)) return;
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
@@ -272,24 +287,22 @@ void run_optimizer(const Options& options, const char* name, const Amounts& need
   Optimizer optimizer({{"p", p}}, own);
   const double ms = best_ms(options.seconds, thread_count(), [&] { optimizer.step(); });
   const auto elements = static_cast<double>(p.elements());
-  std::printf("| %s |", name);
-  print_share(ms, {needed.bytes * elements, needed.operations * elements}, options);
-  std::printf("\n");
+  print_row(name, {{ms, {needed.bytes * elements, needed.operations * elements}}, {}}, stack.ledger->max_allocated(),
+            options);
 }
 
 void run(Options& options) {
-  options.ceilings = {1e9 * memory_gbs(kernels::isa(), thread_count(), rows * width, options.seconds),
-                      0.5e9 * ceiling_gflops(kernels::isa(), thread_count(), options.seconds)};
-  std::printf("%s, threads: %d; triad of %lld elements: %.1f GB/s; FMA loop: %.1f G multiply-adds/s\n\n",
-              std::string(to_string(kernels::isa())).c_str(), thread_count(), static_cast<long long>(rows * width),
-              1e-9 * options.ceilings.bytes, 1e-9 * options.ceilings.operations);
+  options.operations = 0.5e9 * ceiling_gflops(kernels::isa(), thread_count(), options.seconds);
+  std::printf("%s, threads: %d; FMA loop: %.1f G multiply-adds/s\n\n", std::string(to_string(kernels::isa())).c_str(),
+              thread_count(), 1e-9 * options.operations);
   std::printf(
-      "| operator | forward ms | bound | share | backward ms | bound | share |\n|---|---:|---|---:|---:|---|---:|\n");
+      "| operator or optimizer | forward or update ms | bound | share | backward ms | bound | share | MiB | triad GB/s "
+      "|\n"
+      "|---|---:|---|---:|---:|---|---:|---:|---:|\n");
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const Case& c : elementwise_cases()) run_operator(c, dtype, options);
   }
   for (const Case& c : product_cases()) run_operator(c, DType::f32, options);
-  std::printf("\n| optimizer | update ms | bound | share |\n|---|---:|---|---:|\n");
   // Parameter, gradient and state: read all, write parameter and state.
   run_optimizer<optim::Sgd>(options, "sgd", {12, 4}, optim::SgdOptions{});
   run_optimizer<optim::Sgd>(options, "momentum", {20, 6}, optim::SgdOptions{.momentum = 0.9});
