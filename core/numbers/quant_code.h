@@ -26,14 +26,13 @@ struct DynamicTable {
   static constexpr int mantissa_bits = 7;  // of a bucket, so that no bucket has two borders in it (tested)
   static constexpr std::uint32_t shift = 23 - mantissa_bits;
   static constexpr std::uint32_t first_bucket = (127u - 23u) << mantissa_bits;  // of 2^-23, below all borders
-  static constexpr std::uint32_t one_bits = 127u << 23;
+  static constexpr std::uint32_t first_bits = first_bucket << shift, one_bits = 127u << 23, width = 1u << shift;
   static constexpr int buckets = static_cast<int>((one_bits >> shift) - first_bucket) + 1;
 
   std::array<float, 256> values;  ///< by code
   int magnitudes;                 ///< number of distinct magnitudes: 129 signed, 256 unsigned
   std::array<std::uint32_t, buckets>
-      places;  ///< by bucket: the index of the magnitude at its lower end, << shift, plus
-               ///< a number that carries into it for floats from the border on
+      places;  ///< by bucket: a number that plus a float's bits is the index of its magnitude, << shift, and more
 };
 
 /// The table of the signed or the unsigned codes.
@@ -78,19 +77,20 @@ struct DynamicCode {
   // The steps of encode() before and after the look-up, for numbers or vectors.
   template <class U>
   THIMBLE_HD static void find(const U& bits, U& magnitude, U& bucket) noexcept {
-    const U one = U{} + DynamicTable::one_bits, first = U{} + DynamicTable::first_bucket;
-    magnitude = bits & 0x7FFFFFFFu;
-    magnitude = magnitude < one ? magnitude : one;
-    bucket = magnitude >> DynamicTable::shift;
-    bucket = (bucket > first ? bucket : first) - first;
+    const U first = U{} + DynamicTable::first_bits, one = U{} + DynamicTable::one_bits;
+    magnitude = is_signed ? bits & 0x7FFFFFFFu : bits;
+    magnitude = magnitude > one ? one : magnitude;
+    magnitude = magnitude > first ? magnitude : first;
+    bucket = (magnitude >> DynamicTable::shift) - DynamicTable::first_bucket;
   }
   template <class U>
   THIMBLE_HD static void finish(const U& bits, const U& magnitude, const U& place, U& code) noexcept {
     const U if_negative = U{} - (bits >> 31);
-    code = (place + (magnitude & ((1u << DynamicTable::shift) - 1))) >> DynamicTable::shift;
+    code = (place + magnitude) >> DynamicTable::shift;
     if constexpr (is_signed) {
-      code -= (code >> 7) & if_negative;  // no -1
-      code = 127u + ((code ^ if_negative) - if_negative);
+      const U most = if_negative + 128u;  // no -1
+      code = code < most ? code : most;
+      code = (code ^ if_negative) + (127u - if_negative);
     } else {
       code &= ~if_negative;
     }
@@ -168,11 +168,11 @@ constexpr DynamicTable make_dynamic_table(bool is_signed) noexcept {
   }
   std::size_t m = 0;
   for (std::size_t i = 0; i < table.places.size(); ++i) {
-    constexpr std::uint32_t width = 1u << DynamicTable::shift;
-    const std::uint32_t low = (static_cast<std::uint32_t>(i) + DynamicTable::first_bucket) * width;
+    constexpr std::uint32_t width = DynamicTable::width;
+    const std::uint32_t low = static_cast<std::uint32_t>(i) * width + DynamicTable::first_bits;
     while (bit_cast<float>(low) >= borders[m]) ++m;
     const std::uint32_t to_border = bit_cast<std::uint32_t>(borders[m]) - low;
-    table.places[i] = static_cast<std::uint32_t>(m) * width + (to_border < width ? width - to_border : 0);
+    table.places[i] = static_cast<std::uint32_t>(m) * width + (to_border < width ? width - to_border : 0) - low;
   }
   return table;
 }

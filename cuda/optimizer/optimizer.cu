@@ -38,12 +38,12 @@ THIMBLE_DEVICE T updated(const Rule& rule, T p, T g, T& first, T& second) {
   if constexpr (Rule::moments == 0) {
     return rule.updated(p, g);
   } else if constexpr (Rule::moments == 1) {
-    return rule.updated(p, g, first);
+    rule.update(p, g, first);
   } else {
     rule.advance(p, g, first, second);
     rule.update(p, first, std::sqrt(second));
-    return p;
   }
+  return p;
 }
 
 template <class Rule, class T>

@@ -326,14 +326,14 @@ TEST_CASE("quantize: dynamic codes", "[quantize]") {
     REQUIRE(table.magnitudes == static_cast<int>(magnitudes.size()));
     CHECK(table.magnitudes == (is_signed ? 129 : 256));
     for (std::size_t c = 1; c < 256; ++c) CHECK(table.values[c - 1] < table.values[c]);  // so all 256 differ
-    CHECK(table.values[is_signed ? 127 : 0] == 0.0f);
-    CHECK(table.values[255] == 1.0f);
     for (std::size_t m = 0; m < magnitudes.size(); ++m) {
       CHECK(table.values[is_signed ? 127 + m : m] == static_cast<float>(magnitudes[m]));
       if (is_signed && m > 0 && m < 128) CHECK(table.values[127 - m] == -static_cast<float>(magnitudes[m]));
     }
-    const auto place = [&](std::size_t bucket) { return table.places[bucket] >> quant::DynamicTable::shift; };
-    for (std::size_t b = 1; b < table.places.size(); ++b) CHECK(place(b) - place(b - 1) <= 1);  // one border each
+    const auto place = [&](std::uint32_t b) {
+      return (table.places[b] + b * table.width + table.first_bits) / table.width;
+    };
+    for (std::uint32_t b = 1; b < table.places.size(); ++b) CHECK(place(b) - place(b - 1) <= 1);  // one border each
     // Every code comes back, and neighbours of every border give their nearest code.
     const quant::DynamicCode<true> with_sign{&table};
     const quant::DynamicCode<false> without{&table};

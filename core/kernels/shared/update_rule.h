@@ -4,9 +4,10 @@
 //
 // The rule of an ElementUpdate defines its number of moments, and
 // - with none: the new p is updated(p, g);
-// - with one: updated(p, g, m), m becoming the new moment;
-// - with two: advance(p, g, m, v) makes the new moments, and update(p, m, sqrt(v)) the new p, of an element or of each
-//   in a vector.
+// - with one: update(p, g, m) makes the new p and moment;
+// - with two: advance(p, g, m, v) makes the new moments, and update(p, m, sqrt(v)) the new p.
+//
+// With moments, these take elements or vectors of them.
 //
 // with_rule finds it. Dtypes of parameters and moments are the kernels' concern.
 
@@ -36,12 +37,12 @@ struct SgdRule {
         factor(static_cast<T>(a.gradient_factor)),
         nesterov(a.nesterov) {}
 
-  THIMBLE_HD T direction(T p, T g) const { return g * factor + decay * p; }
-  THIMBLE_HD T updated(T p, T g) const { return p - rate * direction(p, g); }
-  THIMBLE_HD T updated(T p, T g, T& m) const {
-    const T d = direction(p, g);
+  THIMBLE_HD T updated(T p, T g) const { return p - rate * (g * factor + decay * p); }
+  template <class X>
+  THIMBLE_HD void update(X& p, const X& g, X& m) const {
+    const X d = g * factor + decay * p;
     m = momentum * m + d;
-    return p - rate * (nesterov ? d + momentum * m : m);
+    p = p - rate * (nesterov ? d + momentum * m : m);
   }
 };
 

@@ -134,24 +134,45 @@ using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun, Ele
 template <bool is_first, Isa target>
 struct BlockMoment {
   using Code = quant::DynamicCode<is_first>;
+  using V = Simd<float, target>;
+  using U = Simd<std::uint32_t, target>;
 
+  /// The block at `at` has n elements; those behind it are 0.
   THIMBLE_ALWAYS_INLINE BlockMoment(const MomentArgs& moment, std::int64_t at, std::int64_t n)
       : codes(static_cast<std::uint8_t*>(moment.values) + at), scale(moment.scales + at / state_block) {
-    std::fill(factors, factors + n, *scale);
-    DecodeLoop<Code, target>::run(code, codes, factors, values, n);
+    V::broadcast(factor, *scale);
+    for (std::int64_t i = 0; i < n; ++i) words[i] = codes[i];
+    std::fill(words + n, words + state_block, is_first ? 127u : 0u);
+  }
+  THIMBLE_ALWAYS_INLINE void load(std::int64_t i) {
+    typename V::Vector x;
+    V::look_up(x, code.table->values.data(), U::at(words + i));
+    V::at(values + i) = x * factor;
   }
   THIMBLE_ALWAYS_INLINE void store(std::int64_t n) {
-    const quant::BlockScale s = quant::block_scale(largest_bits(values, n), 1.0f, DType::f32);
+    const quant::BlockScale s = quant::block_scale(largest_bits(values, state_block), 1.0f, DType::f32);
     *scale = s.scale;
-    std::fill(factors, factors + n, s.inverse);
-    EncodeLoop<Code, target, !is_first>::run(code, values, factors, codes, n);
+    V::broadcast(factor, s.inverse);
+    for (std::int64_t i = 0; i < state_block; i += V::lanes) {
+      typename U::Vector found;
+      EncodeLoop<Code, target>::find(code, V::at(values + i) * factor, found);
+      if constexpr (!is_first) {  // not_lost(): no second moment is negative
+        const typename U::Vector bits = U::at(reinterpret_cast<const std::uint32_t*>(values) + i);
+        const typename U::Vector least = bits > 1u ? typename U::Vector{} + 1u : bits;
+        found = found > least ? found : least;
+      }
+      U::at(words + i) = found;
+    }
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(words[i]);
     for (std::int64_t i = 0; !s.is_finite && i < n; ++i) codes[i] = is_first ? 0 : not_lost(0, values[i]);
   }
 
   std::uint8_t* codes;
   float* scale;
+  typename V::Vector factor;  // the scale, then its inverse
   Code code{&quant::dynamic_table(is_first)};
-  alignas(64) float values[state_block], factors[state_block];
+  alignas(64) float values[state_block];
+  alignas(64) std::uint32_t words[state_block];  // codes
 };
 
 /// *total += the squares of n values, and `more` for each, in lanes, which are added in order.
@@ -390,8 +411,8 @@ void for_chunks(std::int64_t n, F&& f, std::int64_t elements = chunk) {
 // Whether an update needs no buffer for a chunk's elements.
 template <class T, class Args>
 bool is_in_place(const Args& a) {
-  return a.dtype == dtype_of<T> && a.gradient_dtype == dtype_of<T> && a.state_dtype == dtype_of<T> &&
-         a.first.scales == nullptr && a.second.scales == nullptr && form_of(a.narrow) == NarrowForm::rounded;
+  return a.dtype == dtype_of<T> && a.gradient_dtype == dtype_of<T> &&
+         (a.state_dtype == dtype_of<T> || a.state_dtype == DType::u8) && form_of(a.narrow) == NarrowForm::rounded;
 }
 
 // Arrays in the type of their update; moments that the rule lacks are null.
@@ -404,9 +425,8 @@ struct Update {
                   std::int64_t n) {
     if constexpr (Rule::moments == 0) {
       for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i]);
-    } else if constexpr (Rule::moments == 1) {
-      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i], first[i]);
     } else {
+      if constexpr (Rule::moments == 1) second = first;  // not used, but no null
       std::int64_t i = 0;
       while (i + line <= n) {
         for (const T* const x : std::initializer_list<const T*>{p, g, first, second}) {
@@ -417,8 +437,12 @@ struct Update {
         }
       }
       for (; i < n; ++i) {
-        rule.advance(p[i], g[i], first[i], second[i]);
-        rule.update(p[i], first[i], std::sqrt(second[i]));
+        if constexpr (Rule::moments == 1) {
+          rule.update(p[i], g[i], first[i]);
+        } else {
+          rule.advance(p[i], g[i], first[i], second[i]);
+          rule.update(p[i], first[i], std::sqrt(second[i]));
+        }
       }
     }
   }
@@ -426,13 +450,18 @@ struct Update {
   // In one go, so that a vector's roots and quotients are computed while the next vectors are read.
   static THIMBLE_ALWAYS_INLINE void update_vector(const Rule& rule, T* p, const T* g, T* first, T* second) {
     using V = Simd<T, target>;
-    typename V::Vector x = V::at(p), m = V::at(first), v = V::at(second), root;
+    typename V::Vector x = V::at(p), m = V::at(first);
     const typename V::Vector gradient = V::at(g);
-    rule.advance(x, gradient, m, v);
+    if constexpr (Rule::moments == 1) {
+      rule.update(x, gradient, m);
+    } else {
+      typename V::Vector v = V::at(second), root;
+      rule.advance(x, gradient, m, v);
+      V::at(second) = v;
+      V::square_root(root, v);
+      rule.update(x, m, root);
+    }
     V::at(first) = m;
-    V::at(second) = v;
-    V::square_root(root, v);
-    rule.update(x, m, root);
     V::at(p) = x;
   }
 };
@@ -441,21 +470,25 @@ template <class Rule, Isa target>
 struct BlockUpdate {
   static void run(const Rule& rule, float* p, const float* g, const MomentArgs& first, const MomentArgs& second,
                   std::int64_t begin, std::int64_t end) {
+    using Vectors = Update<Rule, float, target>;
+    alignas(64) float rest[2][state_block] = {};  // p and g of a short block, then zeros
     for (std::int64_t at = begin; at < end; at += state_block, p += state_block, g += state_block) {
       const std::int64_t n = std::min(state_block, end - at);
+      const bool is_short = n < state_block;
+      float* const x = is_short ? std::copy(p, p + n, rest[0]) - n : p;
+      const float* const gradient = is_short ? std::copy(g, g + n, rest[1]) - n : g;
       BlockMoment<true, target> m(first, at, n);
-      if constexpr (Rule::moments == 1) {
-        for (std::int64_t i = 2 * state_block; i < 3 * state_block; i += 16) {  // as Update does for two moments
-          __builtin_prefetch(p + i);
-          __builtin_prefetch(g + i);
-        }
-        Update<Rule, float, target>::run(rule, p, g, m.values, nullptr, n);
-      } else {
-        BlockMoment<false, target> v(second, at, n);
-        Update<Rule, float, target>::run(rule, p, g, m.values, v.values, n);
-        v.store(n);
+      BlockMoment<false, target> v(Rule::moments == 2 ? second : first, at, n);
+      for (std::int64_t i = 0; i < state_block; i += Simd<float, target>::lanes) {
+        __builtin_prefetch(p + i + Vectors::ahead);
+        __builtin_prefetch(g + i + Vectors::ahead);
+        m.load(i);
+        if constexpr (Rule::moments == 2) v.load(i);
+        Vectors::update_vector(rule, x + i, gradient + i, m.values + i, v.values + i);
       }
       m.store(n);
+      if constexpr (Rule::moments == 2) v.store(n);
+      if (is_short) std::copy(x, x + n, p);
     }
   }
 };

@@ -14,7 +14,7 @@ namespace thimble::kernels {
 inline constexpr std::int64_t quant_tile = 512;
 
 /// codes[i] = code of values[i] * inverse[i].
-template <class Code, Isa target, bool is_kept = false>
+template <class Code, Isa target>
 struct EncodeLoop {
   static THIMBLE_ALWAYS_INLINE void run(const Code& code, const float* values, const float* inverse,
                                         typename Code::Bits* __restrict codes, std::int64_t n) {
@@ -22,31 +22,33 @@ struct EncodeLoop {
   }
 };
 
-/// The same for dynamic codes, n <= quant_tile; with `is_kept`, no value above zero gets code 0 (not_lost).
-template <bool is_signed, Isa target, bool is_kept>
-struct EncodeLoop<quant::DynamicCode<is_signed>, target, is_kept> {
+/// The same for dynamic codes, n <= quant_tile.
+template <bool is_signed, Isa target>
+struct EncodeLoop<quant::DynamicCode<is_signed>, target> {
   using Code = quant::DynamicCode<is_signed>;
+  using V = Simd<float, target>;
+  using U = Simd<std::uint32_t, target>;
+
+  /// The codes of a vector's values.
+  static THIMBLE_ALWAYS_INLINE void find(const Code& code, const typename V::Vector& values,
+                                         typename U::Vector& codes) {
+    const auto bits = (typename U::Vector)values;
+    typename U::Vector magnitude, place;
+    Code::find(bits, magnitude, codes);
+    U::look_up(place, code.table->places.data(), codes);
+    Code::finish(bits, magnitude, place, codes);
+  }
+
   static THIMBLE_ALWAYS_INLINE void run(const Code& code, const float* values, const float* inverse,
                                         std::uint8_t* __restrict codes, std::int64_t n) {
-    using V = Simd<float, target>;
-    using U = Simd<std::uint32_t, target>;
     alignas(64) std::uint32_t found[quant_tile];
     std::int64_t i = 0;
     for (; i + V::lanes <= n; i += V::lanes) {
-      const auto bits = (typename U::Vector)(V::at(values + i) * V::at(inverse + i));
-      typename U::Vector magnitude, place, at;
-      Code::find(bits, magnitude, at);
-      U::look_up(place, code.table->places.data(), at);
-      Code::finish(bits, magnitude, place, at);
-      if constexpr (is_kept) {
-        const auto least = (typename U::Vector)(V::at(values + i) > 0.0f) >> 31;
-        at = at > least ? at : least;
-      }
+      typename U::Vector at;
+      find(code, V::at(values + i) * V::at(inverse + i), at);
       U::at(found + i) = at;
     }
-    for (; i < n; ++i) {
-      found[i] = std::max<std::uint32_t>(code.encode(values[i] * inverse[i]), is_kept && values[i] > 0.0f ? 1 : 0);
-    }
+    for (; i < n; ++i) found[i] = code.encode(values[i] * inverse[i]);
     for (i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(found[i]);
   }
 };
