@@ -48,9 +48,15 @@ Tensor dry_twin(const Tensor& t, memory::Device device) {
 }  // namespace
 
 void copy_into(const Tensor& to, const Tensor& from) {
+  if (!to.defined() || !from.defined()) throw ShapeError("copy_into: a tensor is undefined");
   check_unrecorded("copy_into", from, "the value itself");
+  for (int axis = 0; axis < to.rank(); ++axis) {
+    if (to.strides()[axis] == 0 && to.shape()[axis] > 1) throw ShapeError("copy_into: expanded " + describe(to));
+  }
   keep_state(to);
-  run(to, from);
+  // Kernels read and write in any order, so another window on the same bytes is copied first.
+  const bool is_other = to.strides() != from.strides() || to.offset() != from.offset();
+  run(to, is_other && to.storage() == from.storage() ? copy(from.detach(), from.dtype(), Category::temporary) : from);
 }
 
 Tensor clone(const Tensor& t, Category category) {
@@ -90,13 +96,17 @@ Tensor to_device(const Tensor& t, memory::Device device, Category category) {
 }
 
 void check_scalar(const char* operation, const Tensor& t, double value) {
-  if (is_floating(t.dtype()) || (std::trunc(value) == value && std::abs(value) < 0x1p63)) return;
-  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " +
+  const int bits = t.dtype() == DType::boolean ? 64 : 8 * static_cast<int>(size_of(t.dtype()));
+  const double limit = std::ldexp(1.0, t.dtype() == DType::u8 ? bits : bits - 1);
+  if (is_floating(t.dtype()) || (std::trunc(value) == value && value < limit && value >= -limit)) return;
+  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer of the tensor's, " +
                    describe(t) + "; use to_dtype(x, DType::f32) first, or an integer");
 }
 
 void fill(const Tensor& t, double value) {
+  if (!t.defined()) throw ShapeError("fill: the tensor is undefined");
   check_scalar("fill", t, value);
+  if (value < 0 && t.dtype() == DType::u8) throw DTypeError("fill: " + std::to_string(value) + " in " + describe(t));
   if (t.elements() == 0) return;
   keep_state(t);
   fetch_parameters(t);
@@ -120,6 +130,7 @@ Tensor arange(std::int64_t n, DType dtype, memory::Device device) {
   if (n < 0) throw ShapeError("arange: expected at least 0 numbers, got " + std::to_string(n));
   std::vector<std::int64_t> values(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i);
+  check_scalar("arange", Tensor::empty({0}, dtype, device), static_cast<double>(n - 1));
   return to_dtype(from_host(values, {n}, device), dtype);
 }
 
@@ -142,6 +153,7 @@ Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device d
 
 template <class T>
 std::vector<T> to_host(const Tensor& t) {
+  if (!t.defined()) throw ShapeError("to_host: the tensor is undefined");
   if (t.device().is_dry)
     throw DeviceError("to_host: " + describe(t) +
                       " has no values: a dry device runs no kernels; a program that is also planned reads them by "

@@ -10,8 +10,8 @@
 
 namespace thimble {
 
-/// to[i] = from[i], converted to `to`'s dtype, on one device; `from` may broadcast. Counts as a write of `to`. Throws
-/// ShapeError, DeviceError.
+/// to[i] = from[i], converted; `from` may broadcast, and is copied first if it is another window on `to`'s storage.
+/// Counts as a write of `to`. Throws ShapeError (also for an expanded `to`), DeviceError.
 void copy_into(const Tensor& to, const Tensor& from);
 
 /// A dense copy with the same dtype.
@@ -26,8 +26,8 @@ Tensor to_dtype(const Tensor& t, DType dtype);
 Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does.
 void fill(const Tensor& t, double value);
-/// Throws DTypeError if t's dtype is not floating and `value` is not a 64-bit integer: integer arithmetic would lose
-/// its fraction.
+/// Throws DTypeError if t's dtype is not floating and `value` is no integer in its range (u8: -256 to 255, so that x - 1
+/// works): integer arithmetic would lose its fraction or high bits.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,

@@ -474,11 +474,25 @@ TEST_CASE("ops: integers take no numbers that are none") {
   CHECK_THROWS_AS(masked_fill(ids, less(ids, ids), 0.5), DTypeError);
   CHECK_THROWS_WITH(
       ids * 0.5,
-      "mul: 0.500000 is no integer, and the tensor is i64 (4) on cpu; use to_dtype(x, DType::f32) first, or "
-      "an integer");
+      "mul: 0.500000 is no integer of the tensor's, i64 (4) on cpu; use to_dtype(x, DType::f32) first, or an integer");
+  CHECK_THROWS_AS(arange(2, DType::i8) + 300, DTypeError);
+  CHECK_THROWS_AS(full({2}, 128, DType::i8), DTypeError);
+  CHECK_THROWS_AS(full({2}, -1, DType::u8), DTypeError);
+  CHECK_THROWS_AS(arange(129, DType::i8), DTypeError);
+  CHECK(to_host<std::int64_t>((arange(2, DType::u8) + 255) - 255)[1] == 1);
   using Ids = std::vector<std::int64_t>;
   CHECK(to_host<std::int64_t>(ids + 1) == Ids{1, 2, 3, 4});
   CHECK(to_host<std::int64_t>(5.0 - ids * -2) == Ids{5, 7, 9, 11});
   CHECK(to_host<std::int64_t>(clamp(ids, 1, 2)) == Ids{1, 1, 2, 2});
   CHECK(to_host<float>(to_dtype(ids, DType::f32) * 0.5) == std::vector<float>{0, 0.5, 1, 1.5});
+}
+
+TEST_CASE("ops: a copy between windows on the same bytes", "[core]") {
+  const Tensor t = reshape(to_dtype(arange(90'000), DType::f32), {300, 300}), expected = clone(transpose(t));
+  copy_into(t, transpose(t));
+  CHECK(to_host<float>(t) == to_host<float>(expected));
+  CHECK_THROWS_AS(copy_into(expand(slice(t, 0, 0, 1), {300, 300}), t), ShapeError);
+  CHECK_THROWS_AS(copy_into(t, Tensor()), ShapeError);
+  CHECK_THROWS_AS(fill(Tensor(), 1), ShapeError);
+  CHECK_THROWS_AS(to_host<float>(Tensor()), ShapeError);
 }
