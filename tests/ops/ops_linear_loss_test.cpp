@@ -321,4 +321,6 @@ TEST_CASE("ops: linear with an adapter names its operands", "[lora]") {
   CHECK_THROWS_AS(lora_linear(x, w, {}, Tensor::empty({2, 4}), a, b, 1), ShapeError);
   CHECK_THROWS_AS(lora_linear(x, w, {}, {}, a, b, 1, true), ShapeError);
   CHECK_THROWS_AS(lora_linear(x, w, {}, {}, Tensor::empty({2, 3}, DType::bf16), b, 1), DTypeError);
+  const Tensor one = full({1, 1}, 1, DType::i8);
+  CHECK_THROWS_AS(lora_linear(one, one, {}, {}, one, one, 1), DTypeError);
 }

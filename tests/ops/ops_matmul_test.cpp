@@ -358,6 +358,8 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK_THROWS_WITH(matmul(a, b), "matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)");
   CHECK_THROWS_AS(matmul(a, Tensor::empty({3, 2}, DType::f64)), DTypeError);
   CHECK_THROWS_AS(linear(a, b), ShapeError);
+  CHECK_THROWS_AS(linear(full({2, 3}, 100, DType::i8), full({2, 3}, 100, DType::i8)), DTypeError);
+  CHECK_THROWS_AS(matmul(full({2, 3}, 1, DType::i32), full({3, 2}, 1, DType::i32), false, false, 0.5), DTypeError);
   CHECK_THROWS_AS(conv2d(Tensor::empty({1, 4, 4, 3}), Tensor::empty({2, 3, 3, 4})), ShapeError);
   CHECK_THROWS_AS(conv2d(Tensor::empty({1, 2, 2, 3}), Tensor::empty({2, 3, 3, 3})), ShapeError);
   const auto message = [](const Shape& image, const Shape& weight, std::int64_t groups = 1) {

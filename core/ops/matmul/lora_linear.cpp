@@ -30,8 +30,8 @@ void check(const LoraLinear& op, const Tensor& x, const Tensor& weight, const Te
                      ", B " + to_string(b.shape()) + "; expected (..., in), (out), (r, in) and (out, r)");
   }
   for (const Tensor* t : {&weight, &bias, &z, &a, &b}) {
-    if (t->defined() && t->dtype() != x.dtype()) {
-      throw DTypeError("lora_linear: input " + describe(x) + " and " + describe(*t) + "; expected one dtype");
+    if (t->defined() && (t->dtype() != x.dtype() || !is_floating(x.dtype()))) {
+      throw DTypeError("lora_linear: input " + describe(x) + " and " + describe(*t) + "; expected one floating dtype");
     }
     check_one_device("lora_linear", x, *t);
   }

@@ -185,6 +185,7 @@ Tensor Matmul::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& sav
                      to_string(right.shape()));
   }
   const Tensor y = product(name, left, right, alpha);
+  check_scalar(name, y, alpha);
   if (needs[0]) saved.b = b;
   if (needs[1]) saved.a = a;
   saved.a_shape = a.shape();
@@ -224,6 +225,7 @@ Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
   if (bias.defined() && bias.shape() != Shape{w.size(1)}) {
     throw ShapeError("linear: bias " + to_string(bias.shape()) + " for " + std::to_string(w.size(1)) + " outputs");
   }
+  if (!is_floating(x.dtype())) throw DTypeError("linear: " + describe(x) + " is not floating; matmul() takes it");
   if (bias.defined() && bias.dtype() != x.dtype()) {
     throw DTypeError("linear: bias is " + describe(bias) + ", input " + describe(x));
   }
