@@ -44,6 +44,7 @@ Tensor argmin(const Tensor& x, const Axes& axes, bool keep_axes) { return run<op
 
 Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   if (!(p > 0)) throw ValueError("norm: p is " + std::to_string(p) + ", expected above 0");
+  if (!is_floating(x.dtype())) throw DTypeError("norm: " + describe(x) + " is not floating");
   if (p == 2) return run<ops::Norm>(x, axes, keep_axes);
   if (p == HUGE_VAL) return max(abs(x), axes, keep_axes);
   if (p == 1) return sum(abs(x), axes, keep_axes);

@@ -453,4 +453,5 @@ TEST_CASE("ops: reductions refuse what has no meaning") {
   CHECK_THROWS_AS(mean(integers), DTypeError);
   CHECK_THROWS_AS(variance(integers), DTypeError);
   CHECK_THROWS_AS(logsumexp(integers), DTypeError);
+  for (const double p : {1.0, 2.0, 3.0}) CHECK_THROWS_WITH(norm(integers, p), "norm: i64 (4) on cpu is not floating");
 }
