@@ -1,9 +1,12 @@
 #include <thimble/models/datasets/dataset.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/models/datasets/dataset_text.h>
+#include <thimble/nn/step/read.h>
 
 namespace thimble::models {
 
@@ -15,6 +18,22 @@ std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& mode
   }
   return model.is_text() ? open_text(path, name, model.is_masked(), seed, tokenizer)
                          : open_images(path, model.options(), seed);
+}
+
+std::int64_t count_correct(const Tensor& scores, const Tensor& target) {
+  const std::int64_t rows = scores.size(0), classes = scores.size(1),
+                     block = std::max<std::int64_t>(1, 65536 / classes);
+  std::int64_t correct = 0;
+  for (std::int64_t begin = 0; begin < rows; begin += block) {
+    const std::int64_t end = std::min(begin + block, rows);
+    const std::vector<float> values = nn::read_values<float>(view::slice(scores, 0, begin, end));
+    for (auto row = values.begin();
+         const auto one : nn::read_values<std::int64_t>(view::slice(target, 0, begin, end))) {
+      correct += std::max_element(row, row + classes) - row == one ? 1 : 0;
+      row += classes;
+    }
+  }
+  return correct;
 }
 
 std::string sum_text(std::uint32_t sum) {

@@ -81,6 +81,9 @@ class Dataset {
 std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& model, std::string_view name,
                                       std::uint64_t seed, const std::string& tokenizer = {});
 
+/// Rows of scores (N, K) whose first largest is at the target (N); reads few rows at a time.
+std::int64_t count_correct(const Tensor& scores, const Tensor& target);
+
 /// "crc32c 1a2b3c4d".
 std::string sum_text(std::uint32_t sum);
 

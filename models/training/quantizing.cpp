@@ -86,13 +86,7 @@ Evaluation evaluate(const QuantizeOptions& options, const Dataset& data, bool is
     }
     const Tensor scores = forward(batch.input);  // (N, K)
     loss += n * item(cross_entropy(scores, batch.target));
-    const auto values = to_host<float>(scores);
-    const auto targets = to_host<std::int64_t>(batch.target);
-    const std::int64_t classes = scores.size(1);
-    for (std::size_t k = 0; k < targets.size(); ++k) {
-      const auto row = values.begin() + static_cast<std::int64_t>(k) * classes;
-      right += std::max_element(row, row + classes) - row == targets[k];
-    }
+    right += static_cast<double>(count_correct(scores, batch.target));
   }
   Evaluation result{without_sign_of_nan(loss / samples), {}};
   if (!is_text) result.accuracy = right / samples;

@@ -34,18 +34,6 @@ Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device d
   return from_host(values, shape, device, Category::input);
 }
 
-// Rows of (N, K) scores with the largest score at the target.
-std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
-  const std::size_t classes = scores.size() / targets.size();
-  std::int64_t correct = 0;
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const auto row = scores.begin() + static_cast<std::ptrdiff_t>(i * classes);
-    const auto best = std::max_element(row, row + static_cast<std::ptrdiff_t>(classes)) - row;
-    correct += best == targets[i] ? 1 : 0;
-  }
-  return correct;
-}
-
 }  // namespace
 
 BatchShare share_of(const Setup& setup) {
@@ -238,7 +226,7 @@ nn::Evaluation ModelProgram::Run::evaluate() {
       samples += end - begin;
       if (Tensor result = evaluated(part); result.defined()) {
         if (!parts_.model->is_text()) {  // scores (N, K)
-          correct += count_correct(nn::read_values<float>(result), nn::read_values<std::int64_t>(part.target));
+          correct += count_correct(result, part.target);
           result = cross_entropy(result, part.target);
         }
         loss += nn::read_value(result) * static_cast<double>(end - begin);

@@ -11,8 +11,12 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/random.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/models/datasets/dataset.h>
 #include <thimble/models/techniques/adapting.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/step/profile.h>
@@ -442,4 +446,14 @@ TEST_CASE("default rates: of every optimizer", "[program]") {
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
     CHECK(models::optimizer_numbers(setup).rate == Approx(expected).epsilon(1e-4));
   }
+}
+
+TEST_CASE("training: right answers are counted in bytes that do not grow with the batch", "[models]") {
+  constexpr std::int64_t rows = 1 << 20;
+  const Tensor scores = rand({rows, 4}), target = argmax(scores, -1);
+  fill(slice(target, 0, 0, rows / 2), 4);  // no class
+  const bool is_reset = process::reset_peak_rss();
+  const std::size_t before = process::peak_rss_bytes();
+  CHECK(models::count_correct(scores, target) == rows / 2);
+  if (is_reset) CHECK(process::peak_rss_bytes() < before + (std::size_t{2} << 20));
 }
