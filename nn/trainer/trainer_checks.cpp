@@ -1,8 +1,8 @@
 // Errors of the trainer: invalid options, programs and files, before planning, and budgets that no plan meets.
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -51,22 +51,18 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
     if (has_settings && in_file != given) differ(key.substr(own.size()), in_file, given);
   }
   const auto rate_step = info.metadata.find(rate_step_key);
-  const auto text = [](double number) {
-    char digits[40];
-    std::snprintf(digits, sizeof digits, "%g", number);
-    return std::string(digits);
-  };
   if (!options.rate) {
     for (std::size_t part = 0; part < rates.size(); ++part) {
       const double in_file = part == 0 ? info.rate : info.others[part - 1].rate;
       const std::string name = part == 0 ? "the optimizer's rate" : "the rate of optimizer " + std::to_string(part);
       const double given = rates[part] * run.rate_factor();
-      if (given != in_file) differ(name, text(in_file), text(given));
+      if (given != in_file) differ(name, format_short(in_file), format_short(given));
     }
   } else if (rate_step != info.metadata.end()) {
     const std::int64_t step = std::strtoll(rate_step->second.c_str(), nullptr, 10);
     const double given = options.rate(step) * run.rate_factor();
-    if (given != info.rate) differ("the rate of step " + std::to_string(step), text(info.rate), text(given));
+    if (given != info.rate)
+      differ("the rate of step " + std::to_string(step), format_short(info.rate), format_short(given));
   }
   if (differences.empty()) return;
   throw ValueError("trainer: resume: " + quote(options.resume, 200) + " was trained with other options: " +
@@ -94,8 +90,7 @@ void TrainerCore::check() const {
       step.ranks != nullptr || step.stage != nullptr) {
     refuse(
         "options.step: expected clip_norm, micro-batches, fuses_optimizer and on_gradients, got a scaler, a tier, a "
-        "recording or "
-        "ranks; a loop by hand over nn::training_step takes those");
+        "recording or ranks; a loop by hand over nn::training_step takes those");
   }
   if (step.micro_batches < 0) {
     refuse(std::to_string(step.micro_batches) + " micro-batches; expected at least 1, or nn::auto_micro_batches");
@@ -197,8 +192,7 @@ void TrainerCore::check() const {
   }
   if (options_.all_micro_batches() > 1 && !program_->cuts_batches()) {
     refuse("a step has " + std::to_string(options_.all_micro_batches()) +
-           " micro-batches, over all ranks, and the program no "
-           "micro_batch to cut its batches");
+           " micro-batches, over all ranks, and the program no micro_batch to cut its batches");
   }
   if (options_.loss_scale && program_->part_names().size() > 1) refuse("a loss scale with several parts; expected one");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
@@ -264,6 +258,9 @@ void TrainerCore::check_files() {
   if (options_.save_every < 0) refuse("a checkpoint every " + std::to_string(options_.save_every) + " steps");
   if (options_.keep < 1) refuse("keep = " + std::to_string(options_.keep) + "; at least 1 checkpoint stays");
   if (options_.save.empty() && options_.save_every > 0) refuse("save_every without save");
+  std::error_code error;
+  const bool is_file = std::filesystem::is_regular_file(options_.log, error);
+  if (is_file) refuse("log: " + quote(options_.log, 200) + " is a file; expected a folder");
   if (options_.save.empty() && options_.best.empty() && options_.resume.empty()) return;
   const memory::Device on = dry(options_.device);
   const memory::Stack stack = memory::make_resource(on);
@@ -383,14 +380,6 @@ void TrainerCore::refuse_budget(std::size_t least_bytes) {
                     budget, least_bytes);
 }
 
-namespace {
-
-struct StateBytes {
-  double parameters = 0, gradients = 0, optimizer = 0;
-};
-
-}  // namespace
-
 /// Options that are off, fit the trainer's other options, and make a part's step need less.
 std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part) const {
   std::vector<Lever> list;
@@ -426,7 +415,9 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
     other.step.micro_samples = 0, other.step.parts.clear();
     add("options.step.micro_batches = " + std::to_string(count), other, "", 0);
   }
-  StateBytes bytes;
+  struct {
+    double parameters = 0, gradients = 0, optimizer = 0;
+  } bytes;
   {
     const memory::Device on = dry(options_.device);
     const memory::Stack stack = memory::make_resource(on, profile_options(on));
@@ -486,8 +477,7 @@ std::string largest_result(const TapeGraph& graph, std::size_t budget) {
   return "; the largest result is " + memory::exact_bytes(bytes(*largest)) + ", of " + largest->type->name +
          (path.empty() ? "" : " at " + quote(path)) +
          ": computed in chunks of rows, each a segment (checkpoint(), or linear_cross_entropy for a loss over "
-         "classes), "
-         "it would need less";
+         "classes), it would need less";
 }
 
 }  // namespace

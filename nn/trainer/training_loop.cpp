@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <exception>
 
 #include <thimble/core/error.h>
@@ -23,11 +22,7 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-std::string is_text(const char* what, double loss) {
-  char text[80];
-  std::snprintf(text, sizeof text, "%s is %g", what, loss);
-  return text;
-}
+std::string is_text(const char* what, double loss) { return std::string(what) + " is " + format_short(loss); }
 
 /// Gives every rank the strongest wish of all ranks after each step. `ranks` may be null.
 TrainControl agreed_control(const TrainControl& control, dist::Communicator* ranks) {

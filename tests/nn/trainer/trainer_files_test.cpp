@@ -299,6 +299,7 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
   };
   CHECK(with([](auto&) {}) == "taken");
   files_test::write_text_file(folder / "notes", "mine");
+  CHECK(with([&](auto& o) { o.resume = "", o.log = folder / "notes"; }).find("' is a file") != std::string::npos);
   for (const bool overwrites : {false, true}) {
     CHECK((with([&](auto& o) { o.save = folder / "notes", o.overwrites = overwrites; }) == "taken") == overwrites);
   }
