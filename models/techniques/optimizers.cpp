@@ -134,7 +134,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   }
   if (name == "adafactor") {
     if (has_beta2) {
-      throw ValueError("beta2: adafactor's follows from the step; it belongs to " + std::string(with_beta2));
+      throw ValueError("`beta2`: adafactor's follows from the step; it belongs to " + std::string(with_beta2));
     }
     return std::make_unique<optim::Adafactor>(std::move(parameters),
                                               optim::AdafactorOptions{.rate = numbers.rate,
@@ -183,7 +183,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
                                                             .narrow = narrow,
                                                             .moments = moments});
   }
-  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to " + with_beta2);
+  if (has_beta2) throw ValueError("`beta2`: " + name + " has none; it belongs to " + with_beta2);
   return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
                                                                                .momentum = name == "sgd" ? 0 : 0.9,
                                                                                .weight_decay = numbers.weight_decay,
