@@ -257,8 +257,7 @@ const std::vector<ExperimentTable>& all_experiments() {
        "A layer keeps <i>e s (6 h + 2 g D + 3 f)</i> bytes for a sequence of <i>s</i>, in tiles <i>3 e s f</i> "
        "less, as a recomputed segment <i>e s h</i>; logits are <i>e s V</i>. Attention is tiled in all rows. A step "
        "of each length fits the budget, to the byte, and one more token does not. The large models "
-       "are dry runs of AdamW in bf16 with f32 masters on a GPU; the small one trains two steps at its longest "
-       "length.",
+       "are dry runs of AdamW in bf16 with f32 masters on a GPU; the small one trains two steps at its longest length.",
        {{"sequence", "longest sequence", Unit::plain, 0},
         {"next_peak", "peak with one more token", Unit::bytes},
         {"time_overhead", "time over keeping everything", Unit::percent, 1},

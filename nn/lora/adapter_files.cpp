@@ -93,8 +93,7 @@ class Targets {
   explicit Targets(const JsonKeys& keys)
       : path_(keys.path()),
         excluded_(keys, "exclude_modules",
-                  "names, or at most 1024 bytes of a regular expression without { } and "
-                  "back-references") {
+                  "names, or at most 1024 bytes of a regular expression without { } and back-references") {
     if (keys.has("layers_to_transform")) blocks_ = keys.sizes("layers_to_transform", 0);
     if (!blocks_.empty() && keys.is_text("target_modules")) {
       keys.refuse("layers_to_transform", "null beside a text of target_modules");
@@ -215,8 +214,7 @@ Layers layers_of(const SafetensorsReader& file, const std::string& prefix) {
     const bool is_a = name.ends_with(suffix_a), is_b = name.ends_with(suffix_b);
     if (!name.starts_with(of_peft) || !(is_a || is_b)) {
       throw ValueError(file.path() + ": tensor '" + entry.name +
-                       "'; expected base_model.model.<layer>.lora_A.weight and "
-                       ".lora_B.weight");
+                       "'; expected base_model.model.<layer>.lora_A.weight and .lora_B.weight");
     }
     name.remove_prefix(of_peft.size());
     name.remove_suffix(suffix_a.size());

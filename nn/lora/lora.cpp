@@ -101,8 +101,7 @@ void LoraLinear::check_merge() const {
   if (is_merged_) throw ValueError(start + " has its adapter merged");
   if (dynamic_cast<const quant::CodedStore*>(base_.weight.storage()->store().get()) != nullptr) {
     throw ValueError(start +
-                     " has a coded weight, which would round the adapter to its codes; merge into one without "
-                     "codes");
+                     " has a coded weight, which would round the adapter to its codes; merge into one without codes");
   }
 }
 
