@@ -26,8 +26,8 @@ Tensor to_dtype(const Tensor& t, DType dtype);
 Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does.
 void fill(const Tensor& t, double value);
-/// Throws DTypeError if t's dtype is not floating and `value` is no integer in its range (u8: -256 to 255, so that x - 1
-/// works): integer arithmetic would lose its fraction or high bits.
+/// Throws DTypeError if t's dtype is not floating and `value` is no integer in its range (for u8: -256 to 255, as for
+/// x - 1): integer arithmetic would lose its fraction or high bits.
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
