@@ -148,7 +148,8 @@ class Shelves {
   std::vector<Shelf> seen_;
 };
 
-/// Per item, the largest load of its sections.
+}  // namespace
+
 std::vector<std::int64_t> loads_of(const Problem& problem) {
   // levels[k][s]: the largest load of the sections [s, s + 2^k).
   std::vector<std::vector<std::int64_t>> levels(1);
@@ -175,8 +176,6 @@ std::vector<std::int64_t> loads_of(const Problem& problem) {
   }
   return loads;
 }
-
-}  // namespace
 
 Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept {
   const auto size = static_cast<double>(item.size), loaded = static_cast<double>(load);
