@@ -211,10 +211,9 @@ Layout improve(const Problem& problem, const Layout& start, std::int64_t target,
   Layout best = start;
   // Try the target first, then heights halfway between the last one missed and the best.
   constexpr int attempts = 6;
-  const std::vector<std::int64_t> loads = loads_of(problem);
-  const auto at_peak = static_cast<std::size_t>(std::count_if(
-      loads.begin(), loads.end(), [&](std::int64_t load) { return load >= problem.load - problem.load / 16; }));
-  const std::size_t most_steps = std::min(problem.items.size() / 4, at_peak) + 1;
+  const auto at_peak = std::ranges::count_if(
+      loads_of(problem), [&](std::int64_t load) { return load >= problem.load - problem.load / 16; });
+  const std::size_t most_steps = std::min(problem.items.size() / 4, static_cast<std::size_t>(at_peak)) + 1;
   std::int64_t missed = target;
   for (int attempt = 0; attempt < attempts && best.height > target; ++attempt) {
     const std::int64_t height = attempt == 0 ? target : missed + (best.height - missed) / 2;

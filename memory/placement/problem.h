@@ -77,9 +77,6 @@ class Budget {
 
 // ---- greedy
 
-/// Per item, the largest load of its sections.
-std::vector<std::int64_t> loads_of(const Problem& problem);
-
 /// Sequences in which items are placed: largest first by size, area (size x length), length, or the largest load of
 /// their sections and then area or length; or by the time at which they begin.
 enum class Order : std::uint8_t { size, area, length, load_area, load_length, time };
@@ -90,6 +87,7 @@ std::vector<std::int32_t> make_order(const Problem& problem, Order order);
 /// Items with greater ranks come first in `order`. `load` is the largest load of the item's sections.
 using Rank = std::array<double, 3>;
 Rank rank_of(const Item& item, Order order, std::int64_t load) noexcept;
+std::vector<std::int64_t> loads_of(const Problem& problem);  ///< by item, the largest load of its sections
 
 /// The greedy stage's choice among the gaps that fit: the lowest or the smallest.
 enum class Fit : std::uint8_t { lowest, tightest };
@@ -106,8 +104,8 @@ Layout place_greedily(const Problem& problem, std::int64_t target, Budget& budge
 /// Guided ejection search (Nagata and Braysy, "A powerful route minimization heuristic", 2009) for a layout at most
 /// `target` high, then for heights between it and `start`: an item that ends too high goes where the items in its way
 /// are cheapest to eject, the ejected items do the same, and each ejection raises the item's price. Ends at `target`,
-/// after work proportional to the items near the peak, or when the budget is spent. Returns the best layout found, no higher than
-/// `start`.
+/// after work proportional to the items near the peak, or when the budget is spent. Returns the best layout found, no
+/// higher than `start`.
 Layout improve(const Problem& problem, const Layout& start, std::int64_t target, Budget& budget);
 
 // ---- exact
