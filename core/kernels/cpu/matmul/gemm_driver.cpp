@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/numbers/integers.h>
@@ -149,37 +150,28 @@ Tiling whole_in_place(const Problem& problem, const MicroShape& micro, int threa
   return tiling;
 }
 
-bool is_same(const MicroShape& a, const MicroShape& b) noexcept {
-  return a.rows == b.rows && a.lanes == b.lanes && a.vectors == b.vectors && a.element_bytes == b.element_bytes;
-}
-
-bool is_same(const BatchDim& a, const BatchDim& b) noexcept {
-  return a.size == b.size && a.left == b.left && a.right == b.right && a.out == b.out && a.bias == b.bias;
-}
-
 bool is_same(const Problem& a, const Problem& b) noexcept {
   return a.m == b.m && a.n == b.n && a.k == b.k && a.batch_rank == b.batch_rank && a.copies_left == b.copies_left &&
          a.sums_in_out == b.sums_in_out && a.has_right_rows == b.has_right_rows && a.left_cost == b.left_cost &&
          a.right_cost == b.right_cost && a.output_cost == b.output_cost &&
-         std::equal(a.batch.begin(), a.batch.begin() + a.batch_rank, b.batch.begin(),
-                    [](const BatchDim& x, const BatchDim& y) { return is_same(x, y); });
+         std::equal(a.batch.begin(), a.batch.begin() + a.batch_rank, b.batch.begin());
 }
 
-/// The last problem ranked for this many threads (0 at first), and its best tiling.
+/// A problem ranked for this many threads (0 at first), and its best tiling. Each place has the last four.
 struct Ranked {
   Problem problem{};
   MicroShape micro{};
   int threads = 0;
   Tiling best{};
 };
-constinit thread_local std::array<Ranked, 32> ranked{};
+constinit thread_local std::array<std::array<Ranked, 4>, 16> ranked{};
 
-/// Uses the highest bits of products with odd numbers: sizes are often multiples of the same powers of two.
+/// Of costs too: a product and those of its gradients have the same sizes, often in the same order.
 std::size_t place_of(const Problem& problem) noexcept {
-  return (static_cast<std::uint64_t>(problem.m) * 0x9E3779B97F4A7C15u ^
-          static_cast<std::uint64_t>(problem.n) * 0xC2B2AE3D27D4EB4Fu ^
-          static_cast<std::uint64_t>(problem.k) * 0x165667B19E3779F9u) >>
-         59;
+  auto mixed = std::bit_cast<std::uint64_t>(problem.left_cost + 3 * problem.right_cost + 7 * problem.output_cost);
+  for (const std::int64_t size : {problem.m, problem.n, problem.k})
+    mixed = (mixed ^ mixed >> 32 ^ static_cast<std::uint64_t>(size)) * 0x9E3779B97F4A7C15u;
+  return mixed >> 60;
 }
 
 }  // namespace tiling_detail
@@ -223,8 +215,10 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
   }
   // A network repeats a few problems, and planning asks for nothing else: without this table, ranking took a third of
   // planning's time.
-  Ranked& last = ranked[place_of(problem)];
-  if (last.threads == threads && is_same(last.problem, problem) && is_same(last.micro, micro)) return last.best;
+  auto& place = ranked[place_of(problem)];
+  for (const Ranked& last : place) {
+    if (last.threads == threads && is_same(last.problem, problem) && last.micro == micro) return last.best;
+  }
   for (const bool reads_right : {true, false}) {
     if (reads_right && !may_read_right(problem)) continue;
     for (const std::int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16}) {
@@ -237,7 +231,8 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
   }
   best.threads = static_cast<int>(
       std::min<std::int64_t>(threads, problem.batch_size() * best.tile_rows(problem.m) * best.tile_columns(problem.n)));
-  last = {problem, micro, threads, best};
+  std::shift_right(place.begin(), place.end(), 1);
+  place[0] = {problem, micro, threads, best};
   return best;
 }
 

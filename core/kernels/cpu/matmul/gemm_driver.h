@@ -34,6 +34,7 @@ struct BatchDim {
   std::int64_t right;
   std::int64_t out;
   std::int64_t bias;
+  bool operator==(const BatchDim&) const noexcept = default;
 };
 
 /// Sizes, and the approximate costs in cycles of loading an element into a microkernel and of storing it.
@@ -77,6 +78,7 @@ struct MicroShape {
   int vectors;
   int element_bytes;
 
+  bool operator==(const MicroShape&) const noexcept = default;
   int columns() const noexcept { return lanes * vectors; }
 };
 template <class T>
