@@ -7,6 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/dist/threads.h>
+#include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -31,9 +32,8 @@ inline models::TrainReport train(const models::TrainOptions& options) {
 /// The largest of the ranks' minimum budgets, for all of them; at most the largest peak without a budget.
 inline std::size_t least_budget(models::TrainOptions options) {
   std::size_t least = 0, most = 0;
-  for (options.setup.layout.rank = 0; options.setup.layout.rank < options.setup.layout.ranks;
-       ++options.setup.layout.rank) {
-    options.budget_bytes = 0;
+  for (const auto& alike : models::alike_ranks(options.setup, options.device)) {
+    options.setup.layout.rank = alike.front(), options.budget_bytes = 0;
     most = std::max(most, models::prepare_training(options).plan.peak_bytes);
     options.budget_bytes = 1;
     try {

@@ -388,11 +388,10 @@ TEST_CASE("choices: the longest sequence fits, and one more token does not", "[c
   for (const bool is_tiled : {false, true}) {
     models::PlanOptions options;
     options.setup.model = "tiny-llama", options.setup.batch = 1;
-    options.setup.sizes.layers = 2, options.setup.sizes.width = 64, options.setup.sizes.heads = 4;
-    options.setup.sizes.hidden = 256;
+    options.setup.sizes = {.layers = 1, .heads = 2, .width = 32, .hidden = 128};
     options.setup.sizes.head = is_tiled ? models::Head::chunked : models::Head::full;
     options.setup.sizes.feed_forward = is_tiled ? models::FeedForward::tiled : models::FeedForward::full;
-    const std::size_t budget = 24 * choices_MiB;
+    const std::size_t budget = 8 * choices_MiB;
     const models::Largest found =
         models::find_largest(options, budget, models::BatchSearch::planned, models::Extent::sequence);
     CHECK(found.peak_bytes <= budget);
