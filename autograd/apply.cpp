@@ -14,16 +14,16 @@ template <class E>
   throw E(text.ends_with(end) ? text : text + end);
 }
 
-Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept {
-  Origin origin = Origin::constant;
+tape::Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept {
+  tape::Origin origin = tape::Origin::constant;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = inputs[i];
-    const bool is_listed = i < static_cast<std::size_t>(Needs::max_operands);
+    const bool is_listed = i < static_cast<std::size_t>(ops::Needs::max_operands);
     if (is_listed && !type.differentiable[static_cast<int>(i)]) continue;
-    if (is_recording && (t.leaf() || t.origin() == Origin::recorded)) continue;  // not trained here
-    const Origin of_operand = t.origin_unrecorded();
-    if (of_operand == Origin::gradient) return of_operand;
-    if (of_operand == Origin::unrecorded) origin = of_operand;
+    if (is_recording && (t.leaf() || t.origin() == tape::Origin::recorded)) continue;  // not trained here
+    const tape::Origin of_operand = t.origin_unrecorded();
+    if (of_operand == tape::Origin::gradient) return of_operand;
+    if (of_operand == tape::Origin::unrecorded) origin = of_operand;
   }
   return origin;
 }

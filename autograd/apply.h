@@ -22,7 +22,7 @@ concept Structured = requires {
 namespace apply_detail {
 
 /// The origin of a result that depends on no trained leaf.
-Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
+tape::Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
 
 /// Throws ValueError for a wrong number of operands.
 [[noreturn]] void throw_operands(const OpType& type, std::size_t given, int taken);
@@ -45,7 +45,8 @@ class Suspended {
 
 /// Forward without recording: the operator's inner calls are not recorded.
 template <class Op>
-Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, ThreadContext& here) {
+Tensor run(const Op& op, std::span<const Tensor> inputs, ops::Needs needs, typename Op::Saved& saved,
+           ThreadContext& here) {
   const Suspended inside(here);
   try {
     fetch_parameters(inputs);
@@ -58,8 +59,8 @@ Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename O
 }  // namespace apply_detail
 
 template <class Op>
-void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
-                  Origin origin) {
+void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output,
+                  ops::Needs needs, tape::Origin origin) {
   std::array<Tensor, static_cast<std::size_t>(node_detail::saved_tensors<Op>)> kept;
   const OpType& type = op_type<Op>();
   void* const at = allocate_record(type.size, type.alignment);
@@ -81,13 +82,13 @@ Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   }
   ThreadContext& here = context();
   Tape* const tape = here.tape;
-  const Needs needs = tape ? tape->needs(type, inputs) : Needs();
+  const ops::Needs needs = tape ? tape->needs(type, inputs) : ops::Needs();
   typename Op::Saved saved{};
   const bool is_recorded = tape && (needs.any() || tape->records_all());
   const bool fills_saved = is_recorded && tape->next_keeps_saved(type);
-  Tensor output = apply_detail::run(op, inputs, fills_saved ? needs : Needs(), saved, here);
-  const Origin origin =
-      needs.any() ? Origin::recorded : apply_detail::origin_of_constant(type, inputs, tape != nullptr);
+  Tensor output = apply_detail::run(op, inputs, fills_saved ? needs : ops::Needs(), saved, here);
+  const tape::Origin origin =
+      needs.any() ? tape::Origin::recorded : apply_detail::origin_of_constant(type, inputs, tape != nullptr);
   if (is_recorded) {
     tape->record(op, saved, inputs, output, needs, origin);
   } else {

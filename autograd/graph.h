@@ -19,7 +19,7 @@ struct TapeGraph {
 
   struct Storage {
     std::size_t bytes = 0;
-    Category category = Category::temporary;
+    memory::Category category = memory::Category::temporary;
   };
   /// A tensor: an operand, a result, or another tensor that an operator saves.
   struct Value {
@@ -40,7 +40,7 @@ struct TapeGraph {
     std::vector<std::uint32_t> saved;   ///< values that its backward reads
     std::vector<std::int32_t> places;   ///< their indices in the operator's Saved
     std::uint32_t output = none;
-    Needs needs;
+    ops::Needs needs;
     double multiply_adds = 0;  ///< of its forward, or 0 if only its memory traffic counts (core/ops/op.h)
 
     template <class Op>

@@ -6,11 +6,11 @@
 
 namespace thimble {
 
-LeafSet::LeafSet(std::vector<const Leaf*> leaves) : leaves_(std::move(leaves)) {
+LeafSet::LeafSet(std::vector<const tape::Leaf*> leaves) : leaves_(std::move(leaves)) {
   std::sort(leaves_.begin(), leaves_.end(), std::less<>());
 }
 
-bool LeafSet::has(const Leaf* leaf) const noexcept {
+bool LeafSet::has(const tape::Leaf* leaf) const noexcept {
   return std::binary_search(leaves_.begin(), leaves_.end(), leaf, std::less<>());
 }
 

@@ -5,17 +5,19 @@
 
 namespace thimble {
 
+namespace tape {
 struct Leaf;
+}  // namespace tape
 
 /// Leaves by address; they must outlive the set.
 class LeafSet {
  public:
   LeafSet() = default;
-  explicit LeafSet(std::vector<const Leaf*> leaves);
-  bool has(const Leaf* leaf) const noexcept;
+  explicit LeafSet(std::vector<const tape::Leaf*> leaves);
+  bool has(const tape::Leaf* leaf) const noexcept;
 
  private:
-  std::vector<const Leaf*> leaves_;  // sorted
+  std::vector<const tape::Leaf*> leaves_;  // sorted
 };
 
 }  // namespace thimble

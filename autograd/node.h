@@ -36,14 +36,14 @@ struct OpRecord {
 /// An operator's functions, one static instance per type.
 struct OpType {
   const char* name;
-  Cost cost;
-  Needs differentiable;         ///< operands that may have a gradient
+  ops::Cost cost;
+  ops::Needs differentiable;    ///< operands that may have a gradient
   std::size_t size, alignment;  ///< of OpRecord<Op>
   int saved_tensors;
   /// Calls the operator's backward with the kept tensors, in declaration order, and consumes them.
-  Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
+  ops::Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, ops::Needs needs);
   /// Runs forward again; `kept` receives the tensors of Saved.
-  Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
+  Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, ops::Needs needs);
   /// Recomputes only the result. `kept` has the tensors of Saved, or is empty if they are not available.
   Tensor (*output_from_saved)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
   bool has_output_from_saved;  ///< whether the operator can skip its forward there
@@ -75,13 +75,13 @@ constexpr int arity_of() {
 }
 
 template <class Op, std::size_t... I>
-Tensor call_forward(const Op& op, std::span<const Tensor> in, Needs needs, typename Op::Saved& saved,
+Tensor call_forward(const Op& op, std::span<const Tensor> in, ops::Needs needs, typename Op::Saved& saved,
                     std::index_sequence<I...>) {
   return op.forward(in[I]..., needs, saved);
 }
 
 template <class Op>
-Tensor forward(const Op& op, std::span<const Tensor> in, Needs needs, typename Op::Saved& saved) {
+Tensor forward(const Op& op, std::span<const Tensor> in, ops::Needs needs, typename Op::Saved& saved) {
   if constexpr (arity_of<Op>() < 0) {
     return op.forward(in, needs, saved);
   } else {
@@ -162,24 +162,24 @@ Tensor output_from_saved(OpRecord<Op>& r, std::span<const Tensor> inputs, std::s
     }
   }
   Saved saved{};
-  return forward(r.op, inputs, Needs(), saved);
+  return forward(r.op, inputs, ops::Needs(), saved);
 }
 
 template <class Op>
-constexpr Cost cost_of() {
+constexpr ops::Cost cost_of() {
   if constexpr (requires { Op::cost; }) {
     return Op::cost;
   } else {
-    return Cost::elementwise;
+    return ops::Cost::elementwise;
   }
 }
 
 template <class Op>
-constexpr Needs differentiable_of() {
+constexpr ops::Needs differentiable_of() {
   if constexpr (requires { Op::differentiable; }) {
     return Op::differentiable;
   } else {
-    return Needs(~std::uint32_t{0});
+    return ops::Needs(~std::uint32_t{0});
   }
 }
 
@@ -194,12 +194,12 @@ const OpType& op_type() {
                            sizeof(OpRecord<Op>),
                            alignof(OpRecord<Op>),
                            node_detail::saved_tensors<Op>,
-                           [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
+                           [](void* record, std::span<Tensor> kept, Tensor dy, ops::Needs needs) {
                              auto& r = *static_cast<OpRecord<Op>*>(record);
                              return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy),
                                                   needs);
                            },
-                           [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
+                           [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, ops::Needs needs) {
                              auto& r = *static_cast<OpRecord<Op>*>(record);
                              Saved saved{};
                              Tensor out = node_detail::forward(r.op, inputs, needs, saved);

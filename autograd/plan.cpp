@@ -12,7 +12,7 @@ namespace thimble {
 
 Fate drop_all(const OpType&) { return Fate::drop; }
 
-Fate keep_costly(const OpType& type) { return type.cost == Cost::matmul ? Fate::keep : Fate::drop; }
+Fate keep_costly(const OpType& type) { return type.cost == ops::Cost::matmul ? Fate::keep : Fate::drop; }
 
 std::vector<std::int32_t> TapePlan::innermost() const {
   if (fates.size() != types.size()) {

@@ -60,7 +60,7 @@ void* Tape::allocate_record(std::size_t size, std::size_t alignment) {
   return recorded_->allocate_record(size, alignment);
 }
 
-Needs Tape::needs(const OpType& type, std::span<const Tensor> inputs) {
+ops::Needs Tape::needs(const OpType& type, std::span<const Tensor> inputs) {
   return tape_detail::needs_of(*recorded_, type, inputs);
 }
 
@@ -73,7 +73,7 @@ bool Tape::next_keeps_saved(const OpType& type) {
 }
 
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
-                     Tensor& output, Needs needs, Origin origin) {
+                     Tensor& output, ops::Needs needs, tape::Origin origin) {
   tape_detail::Recorded& to = *recorded_;
   try {
     if (!output.defined()) throw AutogradError(std::string(type.name) + ": forward gave no tensor");
@@ -144,7 +144,7 @@ void Tape::require_empty(const char* operation) const {
                       " nodes and must be empty");
 }
 
-void Tape::follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier) {
+void Tape::follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<memory::Tier> tier) {
   require_empty("follow");
   if (plan) plan->validate();
   if (plan && plan->offloads() && !tier) throw PlanError("follow: the plan offloads tensors, and there is no tier");
@@ -175,7 +175,7 @@ std::vector<KeptTensor> Tape::kept(std::size_t node) const {
   return list;
 }
 
-std::size_t Tape::kept_bytes(Category category) const {
+std::size_t Tape::kept_bytes(memory::Category category) const {
   std::vector<const memory::Storage*> seen;
   for (std::uint32_t v = 0; v < recorded_->values.size(); ++v) {
     if (!recorded_->is_held(v)) continue;
@@ -184,7 +184,7 @@ std::size_t Tape::kept_bytes(Category category) const {
   }
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  const bool has_spills = recorded_->spills && category == Category::activation;
+  const bool has_spills = recorded_->spills && category == memory::Category::activation;
   std::size_t bytes = has_spills ? recorded_->spills->bytes_here() : 0;
   for (const memory::Storage* const storage : seen) bytes += storage->bytes();
   return bytes;

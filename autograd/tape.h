@@ -36,8 +36,12 @@
 namespace thimble {
 
 class LeafSet;
+namespace ops {
 class Needs;
+}  // namespace ops
+namespace memory {
 class Tier;
+}  // namespace memory
 
 namespace tape_detail {
 class Recompute;
@@ -51,7 +55,7 @@ struct KeptTensor {
   Shape shape;
   DType dtype;
   std::size_t bytes;  ///< of its storage
-  Category category;
+  memory::Category category;
   const memory::Storage* storage;
 };
 
@@ -64,7 +68,7 @@ struct TapeTimes {
 };
 
 /// Called with a leaf whose gradient is complete.
-using LeafHook = FunctionRef<void(const std::shared_ptr<Leaf>&)>;
+using LeafHook = FunctionRef<void(const std::shared_ptr<tape::Leaf>&)>;
 
 class Tape {
  public:
@@ -97,13 +101,13 @@ class Tape {
   std::vector<KeptTensor> kept(std::size_t node) const;
   /// Bytes of the distinct storages of a category that the tape holds for backward. Spilled tensors count as
   /// activations: packed ones with their packed bytes, offloaded ones while they are read.
-  std::size_t kept_bytes(Category category = Category::activation) const;
+  std::size_t kept_bytes(memory::Category category = memory::Category::activation) const;
 
   /// Makes later recordings follow `plan` instead of the program's segments, which null restores. A recording that
   /// leaves the plan throws PlanError. `tier` takes the plan's offloaded tensors; follow throws PlanError if it is
   /// missing. Recording and backward then also throw as memory::offload() and memory::Offloaded do. The tape must be
   /// empty (AutogradError).
-  void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
+  void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<memory::Tier> tier = nullptr);
 
   /// Trains only these leaves in later recordings; all others are constants, for which nothing is computed or kept.
   /// Null trains all leaves. A frozen leaf is never trained. The set must outlive its use; the tape must be empty
@@ -122,7 +126,7 @@ class Tape {
 
   /// The operands that need a gradient on this tape. Throws AutogradError when one of them was overwritten since the
   /// tape saw it or was recorded elsewhere, or when another operand is a gradient: there are no second derivatives.
-  Needs needs(const OpType& type, std::span<const Tensor> inputs);
+  ops::Needs needs(const OpType& type, std::span<const Tensor> inputs);
 
   /// Begins the next node. Whether it fills its `struct Saved`: not if a closed segment drops it. Throws PlanError when
   /// the plan has another operator there.
@@ -132,8 +136,8 @@ class Tape {
 
   /// Adds a node and sets `output`'s TapeRef. Consumes `saved`. Defined in autograd/apply.h.
   template <class Op>
-  void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
-              Origin origin);
+  void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, ops::Needs needs,
+              tape::Origin origin);
 
   /// Begin and end a segment of the nodes in between. No effect while a plan is followed or the tape is observed.
   void begin_segment(FatePolicy policy);
@@ -143,7 +147,7 @@ class Tape {
   friend struct TapeGraph;
   void* allocate_record(std::size_t size, std::size_t alignment);
   void push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
-                 Tensor& output, Needs needs, Origin origin);
+                 Tensor& output, ops::Needs needs, tape::Origin origin);
   void require_empty(const char* operation) const;
 
   std::unique_ptr<tape_detail::Recorded> recorded_;

@@ -52,7 +52,7 @@ const CrossEntropyKernels* const cross_entropy_cuda = nullptr;
 
 }  // namespace kernels
 
-std::unique_ptr<Backing> make_cuda_backing(memory::Device device) {
+std::unique_ptr<memory::Backing> memory::make_cuda_backing(memory::Device device) {
   throw DeviceError(to_string(device) + ": this build has no CUDA memory, available are cpu, dry(cpu) and dry(cuda)");
 }
 

@@ -28,8 +28,8 @@ namespace {
 constexpr std::size_t none = ~std::size_t{0};
 
 void set_gradient(const Tensor& parameter, Tensor gradient) {
-  if (Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
-  gradient.set_tape_ref({}, Origin::gradient);
+  if (tape::Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
+  gradient.set_tape_ref({}, tape::Origin::gradient);
   parameter.grad() = std::move(gradient);
 }
 
@@ -77,7 +77,7 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
       places_.push_back({whole_[bucket.parameters[k]].tensor.leaf().get(), b, k});
     }
   }
-  const auto before = [](const Place& a, const Place& b) { return std::less<const Leaf*>()(a.leaf, b.leaf); };
+  const auto before = [](const Place& a, const Place& b) { return std::less<const tape::Leaf*>()(a.leaf, b.leaf); };
   std::sort(places_.begin(), places_.end(), before);
   for (std::size_t k = 1; k < places_.size(); ++k) {
     if (places_[k].leaf != places_[k - 1].leaf) continue;
@@ -107,7 +107,7 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
 
 void DataParallel::make_leaves() {
   if (store_ != nullptr) store_->let_go();  // writes back parameters changed since construction to their shards
-  std::vector<const Leaf*> leaves;
+  std::vector<const tape::Leaf*> leaves;
   std::vector<const Piece*> mine(whole_.size(), nullptr);
   for (const Bucket& bucket : buckets_) {
     for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) mine[piece.parameter] = &piece;
@@ -175,7 +175,7 @@ void DataParallel::require_alike(const optim::Optimizer& optimizer, std::int64_t
     outlines = crc32c(p.name + " " + describe(p.tensor), outlines);
     // Stored values would have to be fetched; a GPU's values would have to be copied.
     if (p.tensor.device() != cpu || p.tensor.storage()->store() != nullptr) continue;
-    const Pin pin(p.tensor);
+    const memory::Pin pin(p.tensor);
     values = crc32c(std::span(static_cast<const std::byte*>(pin.data()), p.tensor.bytes()), values);
   }
   const auto sum = [](std::uint32_t crc) { return "crc32c " + std::to_string(crc); };
@@ -212,8 +212,8 @@ std::span<const optim::MicroBatch> DataParallel::all_parts(std::span<const optim
   return parts_;
 }
 
-void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
-  const auto before = [](const Place& p, const Leaf* l) { return std::less<const Leaf*>()(p.leaf, l); };
+void DataParallel::take_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
+  const auto before = [](const Place& p, const tape::Leaf* l) { return std::less<const tape::Leaf*>()(p.leaf, l); };
   const auto found = std::lower_bound(places_.begin(), places_.end(), leaf.get(), before);
   if (found == places_.end() || found->leaf != leaf.get()) return;
   if (!leaf->grad.defined() || leaf->grad.elements() == 0) return;
@@ -246,7 +246,7 @@ void DataParallel::put(const Place& place, Tensor gradient) {
   }
   load.has[place.at] = has_gradient_[parameter] = true;
   ++load.count;
-  const Category category = keeps_buckets() ? Category::gradient : Category::communication;
+  const memory::Category category = keeps_buckets() ? memory::Category::gradient : memory::Category::communication;
   const bool is_alone = bucket.parameters.size() == 1 && !bucket.offsets.empty() && gradient.is_contiguous() &&
                         gradient.is_unshared() && gradient.storage()->bytes() == gradient.bytes();
   if (is_alone) {  // the gradient is the bucket
@@ -278,7 +278,8 @@ void DataParallel::send(std::size_t index) {
   moves_->flight->is_last = micro_batch_[static_cast<std::size_t>(bucket.chunk)] + 1 == micro_batches_;
   const std::int64_t n = bucket.shard_elements(rank());
   if (n > 0 && size() > 1) {
-    moves_->flight->incoming = Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, Category::communication);
+    moves_->flight->incoming =
+        Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, memory::Category::communication);
   }
   for (int r = 0, row = 0; r < size(); ++r) {
     if (r == rank()) continue;
@@ -322,7 +323,7 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   }
   if (!load.has_sum) {
     const PathScope path = ranks_path();
-    load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, Category::gradient);
+    load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, memory::Category::gradient);
     copy_into(load.mine, gradient_of(0));
   }
   for (int r = load.has_sum ? 0 : 1; r < size(); ++r) add_to(load.mine, gradient_of(r));
@@ -438,7 +439,7 @@ Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
   const Tensor& first = own.front();
   const auto n = static_cast<std::int64_t>(own.size());
   const PathScope path = ranks_path();
-  const Tensor rows = Tensor::empty({size(), n}, first.dtype(), first.device(), Category::communication);
+  const Tensor rows = Tensor::empty({size(), n}, first.dtype(), first.device(), memory::Category::communication);
   for (std::int64_t i = 0; i < n; ++i) {
     const Tensor& loss = own[static_cast<std::size_t>(i)];
     copy_into(window_of(rows, rank() * n + i, loss.shape()), loss);
@@ -495,7 +496,7 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   }
   if (begins.back() == 0) return Tensor();
   const memory::Device device = whole_.front().tensor.device();
-  const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, Category::communication);
+  const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, memory::Category::communication);
   const auto rows_of = [&](int r) {
     const auto k = static_cast<std::size_t>(r);
     return window_of(all, begins[k], {begins[k + 1] - begins[k]});
@@ -526,8 +527,8 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   transit.wait();
   std::int64_t count = 0;
   for (const auto& pieces : of_parameter) count += pieces.empty() ? 0 : 1;
-  Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
-  sums.set_tape_ref({}, Origin::gradient);
+  Tensor sums = Tensor::empty({count}, DType::f64, device, memory::Category::workspace);
+  sums.set_tape_ref({}, tape::Origin::gradient);
   const auto fold = [&](const double* from, double* to) {
     for (std::size_t i = 0; i < whole_.size(); ++i) {
       if (of_parameter[i].empty()) continue;
@@ -552,17 +553,18 @@ Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   return sums;
 }
 
-void DataParallel::share_state(Transaction& transaction) {
-  std::vector<StateUpdate>& updates = transaction.deferred();
+void DataParallel::share_state(tape::Transaction& transaction) {
+  std::vector<tape::StateUpdate>& updates = transaction.deferred();
   if (updates.empty()) return;
   const PathScope path = ranks_path();
   std::int64_t elements = 0;
-  for (const StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
+  for (const tape::StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
   Tensor rows;
   if (elements > 0) {
-    rows = Tensor::empty({size(), elements}, DType::f64, whole_.front().tensor.device(), Category::communication);
+    rows =
+        Tensor::empty({size(), elements}, DType::f64, whole_.front().tensor.device(), memory::Category::communication);
     std::int64_t at = rank() * elements;
-    for (const StateUpdate& u : updates) {
+    for (const tape::StateUpdate& u : updates) {
       if (!u.found.defined()) continue;
       copy_into(window_of(rows, at, u.found.shape()), u.found);
       at += u.found.elements();
@@ -578,7 +580,7 @@ void DataParallel::share_state(Transaction& transaction) {
     for (int r = 0; r < size(); ++r) {
       at = first_at;
       for (std::size_t i = first; i < end; ++i) {
-        StateUpdate update = updates[i];
+        tape::StateUpdate update = updates[i];
         if (update.found.defined()) {
           update.found = window_of(rows, r * elements + at, updates[i].found.shape());
           at += update.found.elements();

@@ -91,14 +91,14 @@ class DataParallel final : public optim::Ranks {
   /// The same without an optimizer. Throws PlanError.
   void begin_step(std::int64_t micro_batches);
   std::span<const optim::MicroBatch> all_parts(std::span<const optim::MicroBatch> own) override;
-  void take_gradient(const std::shared_ptr<Leaf>& leaf) override;
+  void take_gradient(const std::shared_ptr<tape::Leaf>& leaf) override;
   void end_micro_batch(std::size_t chunk) override;
   void complete_gradients() override;
   Tensor sum_losses(std::span<const Tensor> own) override;
   Tensor gradient_square_sums(const optim::Optimizer& optimizer) override;
   /// Number of gradient_square_sums of chunks 0 to `chunk`.
   std::int64_t square_sums_to(int chunk) const;
-  void share_state(Transaction& transaction) override;
+  void share_state(tape::Transaction& transaction) override;
   void share_parameters() override;
   void drop_gradients() noexcept override;
 
@@ -114,7 +114,7 @@ class DataParallel final : public optim::Ranks {
   struct Moves;  // state of the bucket in flight
   /// A parameter's position in its bucket.
   struct Place {
-    const Leaf* leaf;
+    const tape::Leaf* leaf;
     std::size_t bucket, at;
   };
 

@@ -30,7 +30,8 @@ void add_shares(Communicator& ranks, const Tensor& own, const Tensor& here, bool
   const int size = ranks.size(), rank = ranks.rank();
   const std::int64_t share = here.elements();
   Tensor incoming;  // (size - 1, shard): the other ranks' in their order
-  if (share > 0) incoming = Tensor::empty({size - 1, share}, own.dtype(), own.device(), Category::communication);
+  if (share > 0)
+    incoming = Tensor::empty({size - 1, share}, own.dtype(), own.device(), memory::Category::communication);
   const auto term_of = [&](int r) {
     return r == rank ? here : window_of(incoming, (r < rank ? r : r - 1) * share, {share});
   };

@@ -26,7 +26,7 @@ void ShardStore::add(std::uint32_t parameter, const Tensor& tensor) {
   const Range own = shard_range(tensor.elements(), ranks_.size(), ranks_.rank(), parameter);
   const PathScope path(tensor.storage()->path());
   parts_.resize(parameter + 1);
-  parts_[parameter] = {Tensor::empty({own.size()}, tensor.dtype(), tensor.device(), Category::parameter),
+  parts_[parameter] = {Tensor::empty({own.size()}, tensor.dtype(), tensor.device(), memory::Category::parameter),
                        tensor.elements(), Transit()};
 }
 

@@ -8,7 +8,7 @@ namespace {
 template <class P>
 void* address(const Tensor& tensor, std::deque<P>& pins) {
   if (tensor.device().is_dry) return nullptr;
-  return const_cast<void*>(static_cast<const Pin&>(pins.emplace_back(tensor)).data());
+  return const_cast<void*>(static_cast<const memory::Pin&>(pins.emplace_back(tensor)).data());
 }
 
 }  // namespace

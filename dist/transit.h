@@ -25,8 +25,8 @@ class Transit {
   void wait();
 
  private:
-  std::deque<Pin> read_;
-  std::deque<WritePin> written_;
+  std::deque<memory::Pin> read_;
+  std::deque<memory::WritePin> written_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   Transfer transfer_;  // destroyed before the pins

@@ -59,8 +59,8 @@ void shift_randomly(std::vector<float>& pixels, const data::Images& images, floa
 models::Batch to_batch(const std::vector<float>& pixels, const std::vector<std::int64_t>& labels,
                        const data::Images& images) {
   const auto samples = static_cast<std::int64_t>(labels.size());
-  return {from_host(pixels, {samples, images.height, images.width, images.channels}, cpu, Category::input),
-          from_host(labels, {samples}, cpu, Category::input)};
+  return {from_host(pixels, {samples, images.height, images.width, images.channels}, cpu, memory::Category::input),
+          from_host(labels, {samples}, cpu, memory::Category::input)};
 }
 
 void train(models::Model& model, const data::Images& images, const data::ImageSource& source, float background,

@@ -39,8 +39,8 @@ Pass run(memory::Device device, bool recomputes) {
   const Tensor x = randn({32, 24}, DType::f32, device);       // (N, I)
   Tensor weight = randn({16, 24}, DType::f32, device);        // (O, I)
   const Tensor target = randn({32, 16}, DType::f32, device);  // (N, O)
-  for (const Tensor& t : {x, target}) t.storage()->set_category(Category::input);
-  weight.storage()->set_category(Category::parameter);
+  for (const Tensor& t : {x, target}) t.storage()->set_category(memory::Category::input);
+  weight.storage()->set_category(memory::Category::parameter);
   weight.require_grad();
 
   Tape tape;

@@ -47,14 +47,14 @@ struct Mish {
 /// Keeps y and one number per row. Throws ShapeError (a scalar), DTypeError, DeviceError (it has no CUDA kernel).
 struct NormalizeRows {
   static constexpr const char* name = "normalize_rows";
-  static constexpr Cost cost = Cost::reduction;  // for recomputation policies
+  static constexpr ops::Cost cost = ops::Cost::reduction;  // for recomputation policies
   double epsilon = 1e-12;
   struct Saved {
     Tensor y;        // (..., C), the result itself, not a copy
     Tensor inverse;  // (rows), 1 / length: extra bytes
   };
 
-  Tensor forward(const Tensor& input, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& input, ops::Needs needs, Saved& saved) const {
     if (!input.device().is_cpu()) throw DeviceError(std::string(name) + ": no kernel for " + describe(input));
     if (!is_floating(input.dtype())) throw DTypeError(std::string(name) + ": " + describe(input) + " is not floating");
     if (input.rank() == 0) throw ShapeError(std::string(name) + ": " + describe(input) + " has no rows");
@@ -86,7 +86,7 @@ struct NormalizeRows {
     return y;
   }
 
-  Gradients backward(Saved saved, Tensor gradient, Needs) const {
+  ops::Gradients backward(Saved saved, Tensor gradient, ops::Needs) const {
     const Tensor &y = saved.y, dy = contiguous(gradient);  // (..., C)
     const Tensor dx = Tensor::empty_like(y);               // (..., C)
     const std::int64_t columns = y.shape().back(), rows = saved.inverse.elements();

@@ -37,8 +37,8 @@ void train(models::Gpt& model, const std::vector<std::uint8_t>& tokens, std::int
   for (std::int64_t step = 0; step < steps; ++step) {
     adam.set_rate(optim::cosine_rate(highest_rate, step, steps / 10, steps));
     source.batch<std::int64_t>(step, ids, next);
-    const models::Batch batch{from_host(ids, {samples, sequence}, cpu, Category::input),
-                              from_host(next, {samples, sequence}, cpu, Category::input)};
+    const models::Batch batch{from_host(ids, {samples, sequence}, cpu, memory::Category::input),
+                              from_host(next, {samples, sequence}, cpu, memory::Category::input)};
     const Tensor loss = nn::training_step(adam, [&](std::int64_t) { return model.loss(batch); }, {.clip_norm = 1});
     if (step % 50 == 0 || step + 1 == steps) {
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(step), item(loss));

@@ -6,10 +6,10 @@
 
 namespace thimble {
 
-std::unique_ptr<Backing> make_backing(memory::Device device) {
-  if (device.is_dry) return make_dry_backing(device);
-  if (device.is_cpu()) return make_cpu_backing();
-  return make_cuda_backing(device);
+std::unique_ptr<memory::Backing> memory::make_backing(memory::Device device) {
+  if (device.is_dry) return memory::make_dry_backing(device);
+  if (device.is_cpu()) return memory::make_cpu_backing();
+  return memory::make_cuda_backing(device);
 }
 
 std::shared_ptr<memory::Resource> default_resource(memory::Device device) { return memory::default_stack(device).top; }

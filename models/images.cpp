@@ -36,7 +36,8 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
 Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, memory::Device device) {
   if (samples < 1) throw ValueError("empty_batch: " + std::to_string(samples) + " samples; at least 1");
   const Shape images{samples, options.image, options.image, options.channels};
-  return {zeros(images, dtype, device, Category::input), zeros({samples}, DType::i64, device, Category::input)};
+  return {zeros(images, dtype, device, memory::Category::input),
+          zeros({samples}, DType::i64, device, memory::Category::input)};
 }
 
 }  // namespace thimble::models

@@ -52,7 +52,7 @@ class LoraWalk {
 
  private:
   void add(const char* name, DType dtype, std::int64_t per_sample, std::int64_t constant) {
-    theory_.layers.back().kept.push_back({name, Category::activation, dtype, per_sample, constant});
+    theory_.layers.back().kept.push_back({name, memory::Category::activation, dtype, per_sample, constant});
   }
 
   DType dtype_;
@@ -131,7 +131,7 @@ void refuse_theory(std::string_view name, const std::string& why) {
 
 }  // namespace
 
-std::int64_t LoraTheory::kept_bytes(Category category, std::int64_t batch) const {
+std::int64_t LoraTheory::kept_bytes(memory::Category category, std::int64_t batch) const {
   std::int64_t bytes = bytes_of(outside, category, batch);
   for (const LayerTheory& layer : layers) bytes += bytes_of(layer.kept, category, batch);
   return bytes;

@@ -44,7 +44,7 @@ struct LoraTheory {
   /// With `moments` in f32: 2 for Adam.
   std::int64_t optimizer_bytes(std::int64_t moments) const noexcept { return moments * adapter_bytes(); }
   /// Bytes of a category that backward needs with `batch` samples.
-  std::int64_t kept_bytes(Category category, std::int64_t batch) const;
+  std::int64_t kept_bytes(memory::Category category, std::int64_t batch) const;
 };
 
 /// The theory of a named model with everything in `dtype` (f32, f16, bf16). Throws ValueError for another family, the

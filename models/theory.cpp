@@ -45,30 +45,30 @@ std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t l
 
 }  // namespace
 
-std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch) {
+std::int64_t bytes_of(const std::vector<Term>& terms, memory::Category category, std::int64_t batch) {
   std::int64_t bytes = 0;
   for (const Term& term : terms) bytes += term.category == category ? term.bytes(batch) : 0;
   return bytes;
 }
 
 void TermList::values(const char* name, std::int64_t per_sample, DType dtype) {
-  terms.push_back({name, Category::activation, dtype, per_sample, 0});
+  terms.push_back({name, memory::Category::activation, dtype, per_sample, 0});
 }
 
 void TermList::statistics(const char* name, std::int64_t per_sample) { values(name, per_sample, statistic_of(dtype_)); }
 
 void TermList::ids(const char* name, std::int64_t per_sample) {
-  terms.push_back({name, Category::input, DType::i64, per_sample, 0});
+  terms.push_back({name, memory::Category::input, DType::i64, per_sample, 0});
 }
 
 void TermList::images(const char* name, std::int64_t per_sample) {
-  terms.push_back({name, Category::input, precision_.parameters, per_sample, 0});
+  terms.push_back({name, memory::Category::input, precision_.parameters, per_sample, 0});
   if (precision_.compute) values("input cast", per_sample);
 }
 
 void TermList::batch_norms(std::int64_t channels) {
   for (const char* name : {"batch-norm mean", "batch-norm rstd"}) {
-    terms.push_back({name, Category::activation, statistic_of(dtype_), 0, channels});
+    terms.push_back({name, memory::Category::activation, statistic_of(dtype_), 0, channels});
   }
 }
 
@@ -79,7 +79,7 @@ void TermList::classes(std::int64_t count) {
 }
 
 void TermList::casts(const char* name, std::int64_t elements) {
-  if (precision_.compute) terms.push_back({name, Category::activation, dtype_, 0, elements});
+  if (precision_.compute) terms.push_back({name, memory::Category::activation, dtype_, 0, elements});
 }
 
 ParameterBytes parameter_bytes(const nn::Precision& precision, std::int64_t moments, bool is_norm) {
@@ -149,7 +149,7 @@ std::int64_t Theory::int8_bytes() const {
   return bytes;
 }
 
-std::int64_t Theory::kept_bytes(Category category, std::int64_t batch, bool is_recomputed) const {
+std::int64_t Theory::kept_bytes(memory::Category category, std::int64_t batch, bool is_recomputed) const {
   if (!unknown.empty()) throw ValueError("theory: no closed form of what " + unknown);
   if (is_recomputed && (precision.compute || precision.fp8)) {
     throw ValueError("theory: no closed form of what recomputed layers keep under " + std::string(precision.name));
@@ -163,8 +163,8 @@ std::int64_t Theory::kept_bytes(Category category, std::int64_t batch, bool is_r
 
 std::int64_t Theory::held_bytes(std::int64_t moments, std::int64_t batch) const {
   const ModelState held = state(moments);
-  return held.parameters + held.buffers + held.optimizer + kept_bytes(Category::activation, batch) +
-         kept_bytes(Category::input, batch);
+  return held.parameters + held.buffers + held.optimizer + kept_bytes(memory::Category::activation, batch) +
+         kept_bytes(memory::Category::input, batch);
 }
 
 std::vector<Term> recomputed(const LayerTheory& layer) {

@@ -28,7 +28,7 @@ namespace thimble::models {
 /// One kind of tensor that backward reads.
 struct Term {
   std::string name;
-  Category category = Category::activation;  ///< in the ledger
+  memory::Category category = memory::Category::activation;  ///< in the ledger
   DType dtype = DType::f32;
   std::int64_t per_sample = 0;  ///< elements per sample
   std::int64_t constant = 0;    ///< elements that do not depend on the batch
@@ -40,7 +40,7 @@ struct Term {
 };
 
 /// Bytes of all terms of a category.
-std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch);
+std::int64_t bytes_of(const std::vector<Term>& terms, memory::Category category, std::int64_t batch);
 
 /// A list of terms under a policy. Values have the compute dtype of products unless noted, images the dtype of
 /// parameters, statistics and log-sum-exps f32 (f64 for f64).
@@ -158,7 +158,7 @@ struct Theory {
   /// Bytes of a category that the whole model keeps with `batch` samples. With `is_recomputed`, each layer of a
   /// transformer runs under checkpoint() and keeps only its result. Throws ValueError if `unknown` is not empty, and
   /// for recomputed layers if products read casts or codes.
-  std::int64_t kept_bytes(Category category, std::int64_t batch, bool is_recomputed = false) const;
+  std::int64_t kept_bytes(memory::Category category, std::int64_t batch, bool is_recomputed = false) const;
   /// Live bytes when backward begins, before any gradient: parameters, buffers, optimizer state, the batch and its kept
   /// tensors. Throws ValueError as kept_bytes and state do.
   std::int64_t held_bytes(std::int64_t moments, std::int64_t batch) const;

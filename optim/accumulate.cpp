@@ -140,7 +140,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     return parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
   };
   const PassScope passes(current_generator());
-  const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
+  const auto watched = [&](const std::shared_ptr<tape::Leaf>& leaf) {
     if (recording.stage && recording.stage->take_gradient(leaf)) return;
     if (recording.watch) (*recording.watch)(leaf);
     if (on_gradient) (*on_gradient)(leaf);
@@ -176,7 +176,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   const auto forward = [&](const StagePass& pass, Tape& tape) {
     const std::int64_t number = pass.micro_batch * stride + first;
     current_generator().start_pass(first_sample(number));
-    if (Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
+    if (tape::Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
     Tensor loss;
     {
       const Recording on(tape);
@@ -191,7 +191,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   };
   const auto backward = [&](const StagePass& pass, Tape& tape, Tensor loss) {
     const std::int64_t number = pass.micro_batch * stride + first;
-    if (Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
+    if (tape::Transaction* const step = context().transaction) step->set_micro_batch(pass.micro_batch);
     if (!pass.makes_loss) {
       tape.backward(loss, recording.stage->receive_gradient(), told);
     } else {

@@ -24,7 +24,7 @@ class Pipeline;
 /// Options of recordings.
 struct RecordingOptions {
   std::shared_ptr<const TapePlan> plan;  ///< followed by every recording, split over consecutive ones; may be null
-  std::shared_ptr<Tier> tier = nullptr;  ///< takes the plan's offloaded tensors
+  std::shared_ptr<memory::Tier> tier = nullptr;  ///< takes the plan's offloaded tensors
   /// Receives the (last) recording, on a dry device (Tape::observe): a stage's chunks are joined.
   TapeGraph* graph = nullptr;
   std::size_t* nodes = nullptr;                     ///< receives the number of nodes of the (last) recording

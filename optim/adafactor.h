@@ -17,7 +17,7 @@ struct AdafactorOptions {
   double clip = 1;                  ///< largest rms of an update (section 6)
   double weight_decay = 0;          ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;    ///< tensors of lower rank are not decayed
-  std::shared_ptr<Tier> tier = nullptr;
+  std::shared_ptr<memory::Tier> tier = nullptr;
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
 };
 

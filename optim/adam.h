@@ -13,9 +13,9 @@ struct AdamOptions {
   bool is_decoupled = true;  ///< AdamW; false adds the decay to the gradient (Adam with L2)
   /// Tensors of lower rank (biases, norms) are not decayed. 0 decays all; 2 is usual for transformers.
   int smallest_decayed_rank = 0;
-  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
-  MomentFormat moments = {};                    ///< how the two are stored (optim/moments.h)
+  std::shared_ptr<memory::Tier> tier = nullptr;  ///< for the state between updates; null keeps it here
+  NarrowUpdate narrow = NarrowUpdate::rounded;   ///< of parameters narrower than f32 (optim/moments.h)
+  MomentFormat moments = {};                     ///< how the two are stored (optim/moments.h)
 };
 
 /// Arithmetic is in f32, where a square above 3.4e38 is infinite: one gradient above 1.8e19 (with `gradient_factor`)
@@ -49,10 +49,10 @@ struct AdamMiniOptions {
   double rate = 1e-3;
   double beta1 = 0.9, beta2 = 0.999;
   double epsilon = 1e-8;
-  double weight_decay = 0;                      ///< decoupled: p *= 1 - rate decay
-  int smallest_decayed_rank = 0;                ///< tensors of lower rank are not decayed
-  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
+  double weight_decay = 0;                       ///< decoupled: p *= 1 - rate decay
+  int smallest_decayed_rank = 0;                 ///< tensors of lower rank are not decayed
+  std::shared_ptr<memory::Tier> tier = nullptr;  ///< for the state between updates; null keeps it here
+  NarrowUpdate narrow = NarrowUpdate::rounded;   ///< of parameters narrower than f32 (optim/moments.h)
 };
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) mean of g^2 over the block;  p -= rate / c1 * m / (sqrt(v / c2) +

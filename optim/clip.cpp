@@ -47,8 +47,8 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
     if (count++ == 0) device = gradient->device();
   }
   if (count == 0) return Tensor();
-  Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
-  sums.set_tape_ref({}, Origin::gradient);
+  Tensor sums = Tensor::empty({count}, DType::f64, device, memory::Category::workspace);
+  sums.set_tape_ref({}, tape::Origin::gradient);
   launch(device, [&](const Addresses& at) {
     double* sum = at.as<double>(sums);
     for_each_list<kernels::SquareSumArgs>(

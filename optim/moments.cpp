@@ -42,11 +42,11 @@ Moment make_moment(const Named& parameter, const MomentFormat& format, bool is_s
   const bool is_full = is_kept_full(parameter, format);
   if (is_full || format.dtype != DType::u8) {
     const DType full = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    return {zeros(p.shape(), is_full ? full : format.dtype, p.device(), Category::optimizer), Tensor()};
+    return {zeros(p.shape(), is_full ? full : format.dtype, p.device(), memory::Category::optimizer), Tensor()};
   }
   const double zero = is_signed ? 127 : 0;  // the code of 0
-  return {full(p.shape(), zero, DType::u8, p.device(), Category::optimizer),
-          zeros({block_count(p.elements())}, DType::f32, p.device(), Category::optimizer)};
+  return {full(p.shape(), zero, DType::u8, p.device(), memory::Category::optimizer),
+          zeros({block_count(p.elements())}, DType::f32, p.device(), memory::Category::optimizer)};
 }
 
 namespace {
@@ -82,10 +82,10 @@ Named make_extra(NarrowUpdate update, const Named& parameter) {
   }
   const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
   if (update == NarrowUpdate::kahan) {
-    return {"compensation", zeros(p.shape(), p.dtype(), p.device(), Category::optimizer)};
+    return {"compensation", zeros(p.shape(), p.dtype(), p.device(), memory::Category::optimizer)};
   }
   if (update != NarrowUpdate::master) return {};
-  const Tensor master = Tensor::empty(p.shape(), DType::f32, p.device(), Category::optimizer);
+  const Tensor master = Tensor::empty(p.shape(), DType::f32, p.device(), memory::Category::optimizer);
   copy_into(master, p.detach());
   return {"master", master};
 }

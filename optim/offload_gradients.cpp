@@ -10,7 +10,7 @@
 
 namespace thimble::optim {
 
-OffloadedGradients::OffloadedGradients(const std::vector<Named>& parameters, std::shared_ptr<Tier> tier,
+OffloadedGradients::OffloadedGradients(const std::vector<Named>& parameters, std::shared_ptr<memory::Tier> tier,
                                        double clip_norm)
     : parameters_(parameters),
       tier_(std::move(tier)),
@@ -31,12 +31,12 @@ OffloadedGradients::OffloadedGradients(const std::vector<Named>& parameters, std
   }
   if (clip_norm > 0 && !parameters_.empty()) {
     square_sums_ = zeros({static_cast<std::int64_t>(parameters_.size())}, DType::f64,
-                         parameters_.front().tensor.device(), Category::workspace);
+                         parameters_.front().tensor.device(), memory::Category::workspace);
   }
 }
 
-void OffloadedGradients::take(const std::shared_ptr<Leaf>& leaf) {
-  const Leaf* const key = leaf.get();
+void OffloadedGradients::take(const std::shared_ptr<tape::Leaf>& leaf) {
+  const tape::Leaf* const key = leaf.get();
   const auto found = std::lower_bound(by_leaf_.begin(), by_leaf_.end(), std::pair(key, std::size_t{0}));
   if (found == by_leaf_.end() || found->first != key) return;
   const std::size_t index = found->second;
@@ -71,7 +71,7 @@ void OffloadedGradients::give_back(std::size_t index) {
     });
     gradient.storage()->bump_version();
   }
-  gradient.set_tape_ref({}, Origin::gradient);
+  gradient.set_tape_ref({}, tape::Origin::gradient);
   parameters_[index].tensor.grad() = std::move(gradient);
 }
 

@@ -21,11 +21,11 @@ class OffloadedGradients {
  public:
   /// `clip_norm` 0 disables clipping. Throws ValueError without a tier, for a negative norm, or a parameter listed
   /// twice; OutOfMemory.
-  OffloadedGradients(const std::vector<Named>& parameters, std::shared_ptr<Tier> tier, double clip_norm);
+  OffloadedGradients(const std::vector<Named>& parameters, std::shared_ptr<memory::Tier> tier, double clip_norm);
 
   /// Sends the leaf's gradient to the tier, unless the leaf is no parameter or the gradient is empty. Throws FileError,
   /// DeviceError.
-  void take(const std::shared_ptr<Leaf>& leaf);
+  void take(const std::shared_ptr<tape::Leaf>& leaf);
   /// Begins to read the gradient of a parameter. Throws OutOfMemory, FileError.
   void prefetch(std::size_t index);
   /// Restores it to the leaf, clipped. Does nothing if it was not sent. Throws OutOfMemory, FileError.
@@ -35,9 +35,9 @@ class OffloadedGradients {
 
  private:
   std::vector<Named> parameters_;
-  std::shared_ptr<Tier> tier_;
+  std::shared_ptr<memory::Tier> tier_;
   double clip_norm_;
-  std::vector<std::pair<const Leaf*, std::size_t>> by_leaf_;
+  std::vector<std::pair<const tape::Leaf*, std::size_t>> by_leaf_;
   std::vector<memory::Offloaded> away_;  // per parameter
   std::size_t writing_;                  // index of the gradient sent last; size() before the first
   Tensor square_sums_;                   // f64 (parameters); undefined without clipping

@@ -24,13 +24,13 @@ ParameterReplacement::ParameterReplacement(FunctionRef<std::vector<Named>(std::v
 
 ParameterReplacement::~ParameterReplacement() { replacement = outer_; }
 
-StateTierScope::StateTierScope(FunctionRef<std::shared_ptr<Tier>()> make) noexcept
+StateTierScope::StateTierScope(FunctionRef<std::shared_ptr<memory::Tier>()> make) noexcept
     : make_(make), outer_(std::exchange(state_tier, this)) {}
 
 StateTierScope::~StateTierScope() { state_tier = outer_; }
 
-Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier, NarrowUpdate narrow,
-                     MomentFormat moments)
+Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<memory::Tier> tier,
+                     NarrowUpdate narrow, MomentFormat moments)
     : parameters_(replacement == nullptr ? std::move(parameters) : replacement->replace_(std::move(parameters))),
       narrow_(narrow),
       moments_(std::move(moments)),
@@ -38,7 +38,7 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr
       tier_(std::move(tier)) {
   set_rate(rate);
   with_gradient_.reserve(parameters_.size());
-  std::vector<const Leaf*> leaves;
+  std::vector<const tape::Leaf*> leaves;
   for (const Named& p : parameters_) {
     if (!p.tensor.leaf()) throw AutogradError("optimizer: " + p.name + " is not a leaf");
     leaves.push_back(p.tensor.leaf().get());
@@ -48,7 +48,7 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr
 }
 
 void check_distinct(const char* operation, const std::vector<Named>& parameters) {
-  thread_local std::vector<std::pair<const Leaf*, const Named*>> room;  // a steady step does not allocate
+  thread_local std::vector<std::pair<const tape::Leaf*, const Named*>> room;  // a steady step does not allocate
   room.clear();
   for (const Named& p : parameters) room.emplace_back(p.tensor.leaf().get(), &p);
   std::sort(room.begin(), room.end());
@@ -75,7 +75,7 @@ void check_gradient(const char* operation, const Named& parameter) {
 
 void check_members(const std::vector<Named>& parameters) {
   for (const Named& p : parameters) {
-    const Leaf* const leaf = p.tensor.leaf().get();
+    const tape::Leaf* const leaf = p.tensor.leaf().get();
     for (const std::shared_ptr<Tensor* const>& member : leaf->members) {
       const Tensor* const now = *member;
       if (now == nullptr || now->leaf().get() == leaf) continue;  // its module is gone or still holds it
@@ -263,7 +263,7 @@ Named Optimizer::named(std::size_t index, const State& state) const {
 void Optimizer::add_zeros(std::size_t index, std::string_view kind, const Shape& shape) {
   const Tensor& p = parameters_[index].tensor;
   const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
-  add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
+  add_state(index, kind, zeros(shape, DType::f32, p.device(), memory::Category::optimizer));
 }
 
 void Optimizer::add_moment(std::size_t index, std::string_view kind, bool is_signed) {

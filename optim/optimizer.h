@@ -78,14 +78,14 @@ class ParameterReplacement {
 /// `make`. Of nested scopes the innermost counts.
 class StateTierScope {
  public:
-  explicit StateTierScope(FunctionRef<std::shared_ptr<Tier>()> make) noexcept;
+  explicit StateTierScope(FunctionRef<std::shared_ptr<memory::Tier>()> make) noexcept;
   ~StateTierScope();
   StateTierScope(const StateTierScope&) = delete;
   StateTierScope& operator=(const StateTierScope&) = delete;
 
  private:
   friend class Optimizer;
-  FunctionRef<std::shared_ptr<Tier>()> make_;
+  FunctionRef<std::shared_ptr<memory::Tier>()> make_;
   const StateTierScope* outer_;
 };
 
@@ -96,7 +96,7 @@ class Optimizer {
   /// `tier` holds the state between updates; null keeps it resident. `narrow` is the update of parameters narrower than
   /// f32, `moments` the storage of moments. Throws AutogradError if a parameter is not a leaf, ValueError for a rate
   /// out of range and for a leaf that is listed twice.
-  Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier = nullptr,
+  Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<memory::Tier> tier = nullptr,
             NarrowUpdate narrow = NarrowUpdate::rounded, MomentFormat moments = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
@@ -165,7 +165,7 @@ class Optimizer {
   /// then.
   bool updates_one_by_one() const;
   /// Holds the state between updates; null for resident state.
-  const std::shared_ptr<Tier>& tier() const noexcept { return tier_; }
+  const std::shared_ptr<memory::Tier>& tier() const noexcept { return tier_; }
   /// Fetches all offloaded state until put_state_away(). Throws FileError, OutOfMemory.
   void fetch_state();
   /// Sends all state to the tier, if there is one. Throws FileError.
@@ -236,7 +236,7 @@ class Optimizer {
   MomentFormat moments_;
   std::vector<std::vector<State>> states_;  // per parameter
   std::vector<Own> own_;                    // per parameter; empty without groups
-  std::shared_ptr<Tier> tier_;
+  std::shared_ptr<memory::Tier> tier_;
   std::vector<std::size_t> writing_;        // parameters whose state is being written
   std::vector<std::size_t> with_gradient_;  // the current update's; reserved for all parameters
   double rate_;

@@ -37,7 +37,7 @@ class Pipeline {
   virtual Tensor receive_gradient() = 0;
   /// Takes a leaf's complete gradient of the current backward; returns true if it goes to another stage instead of this
   /// stage's optimizer.
-  virtual bool take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
+  virtual bool take_gradient(const std::shared_ptr<tape::Leaf>& leaf) = 0;
   /// After the last pass: waits until all sent messages have arrived.
   virtual void end_passes() = 0;
   /// Once gradients are summed over all micro-batches: adds the two stages' gradients of a shared parameter.

@@ -33,7 +33,7 @@ class Ranks {
   /// The micro-batches of all ranks in order, from this rank's; valid until the next call.
   virtual std::span<const MicroBatch> all_parts(std::span<const MicroBatch> own) = 0;
   /// A leaf's gradient of one micro-batch is complete: sends it to the ranks that sum it.
-  virtual void take_gradient(const std::shared_ptr<Leaf>& leaf) = 0;
+  virtual void take_gradient(const std::shared_ptr<tape::Leaf>& leaf) = 0;
   /// Backward of this rank's next micro-batch has ended: through a chunk of a pipeline's stage (optim/pipeline.h), or
   /// through the whole model, which is chunk 0.
   virtual void end_micro_batch(std::size_t chunk) = 0;
@@ -46,7 +46,7 @@ class Ranks {
   /// After the update: gives every rank the parameters that others updated.
   virtual void share_parameters() = 0;
   /// Applies all forwards' state changes (StateUpdate) identically on every rank.
-  virtual void share_state(Transaction& transaction) = 0;
+  virtual void share_state(tape::Transaction& transaction) = 0;
   /// Drops the gradients; also after a failed step.
   virtual void drop_gradients() noexcept = 0;
 };

@@ -7,12 +7,12 @@ namespace thimble::optim {
 
 struct SgdOptions {
   double rate = 0.1;
-  double momentum = 0;                          ///< 0 keeps no state
-  double weight_decay = 0;                      ///< added to the gradient
-  bool nesterov = false;                        ///< needs momentum > 0
-  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
-  MomentFormat moments = {};                    ///< how momentum is stored (optim/moments.h)
+  double momentum = 0;                           ///< 0 keeps no state
+  double weight_decay = 0;                       ///< added to the gradient
+  bool nesterov = false;                         ///< needs momentum > 0
+  std::shared_ptr<memory::Tier> tier = nullptr;  ///< for the state between updates; null keeps it here
+  NarrowUpdate narrow = NarrowUpdate::rounded;   ///< of parameters narrower than f32 (optim/moments.h)
+  MomentFormat moments = {};                     ///< how momentum is stored (optim/moments.h)
 };
 
 /// State, in bytes per parameter element: momentum in f32 4, in bf16 2, in u8 1 + 4 / 256, plus the extra of `narrow`.

@@ -35,7 +35,7 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
   recorded_.set_gradient(loss.tape_ref().value, std::move(seed));
   recorded_.leaf_uses.clear();
   recorded_.leaves_by_first_use.clear();
-  const auto has_gradient = [](const std::shared_ptr<Leaf>& leaf) { return leaf->grad.defined(); };
+  const auto has_gradient = [](const std::shared_ptr<tape::Leaf>& leaf) { return leaf->grad.defined(); };
   if (on_gradient || std::any_of(recorded_.leaves.begin(), recorded_.leaves.end(), has_gradient)) find_leaf_uses();
   std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // incomplete leaves, the next one at the back
   Spills* const spills = recorded_.spills.get();
@@ -104,7 +104,7 @@ void Backward::run_node(std::uint32_t index) {
   fetch_parameters(std::span<const Tensor>(kept).first(edges.size()));
   release_saved(node);  // from here on the operator holds the last reference
   const double started = recorded_.times ? now() : 0;
-  Gradients gradients =
+  ops::Gradients gradients =
       node.type->backward(node.record, std::span(kept).first(edges.size()), std::move(dy), node.needs);
   if (recorded_.times) recorded_.times->backward[index] = now() - started;
   if (gradients.size() > node.inputs) {
@@ -150,18 +150,18 @@ void Backward::accumulate(const Node& node, int operand, Tensor gradient) {
   recorded_.set_gradient(value, add_gradients(std::move(before), std::move(gradient)));
 }
 
-void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
+void accumulate_leaf(const std::shared_ptr<tape::Leaf>& leaf, Tensor gradient) {
   if (leaf->is_frozen) return;
-  if (Transaction* const step = context().transaction) step->stage_gradient(leaf);
+  if (tape::Transaction* const step = context().transaction) step->stage_gradient(leaf);
   if (!leaf->grad.defined()) {
-    leaf->grad = is_reusable(gradient) ? gradient.detach() : clone(gradient, Category::gradient);
-    leaf->grad.set_tape_ref({}, Origin::gradient);
-    if (leaf->grad.storage()) leaf->grad.storage()->set_category(Category::gradient);
+    leaf->grad = is_reusable(gradient) ? gradient.detach() : clone(gradient, memory::Category::gradient);
+    leaf->grad.set_tape_ref({}, tape::Origin::gradient);
+    if (leaf->grad.storage()) leaf->grad.storage()->set_category(memory::Category::gradient);
     return;
   }
   const Tensor& sum = leaf->grad;
   elementwise_detail::run("add", ops::Add(), {&sum, &gradient}, sum);
-  leaf->grad.set_tape_ref({}, Origin::gradient);  // the program may have set it
+  leaf->grad.set_tape_ref({}, tape::Origin::gradient);  // the program may have set it
   if (sum.storage()) sum.storage()->bump_version();
 }
 

@@ -67,6 +67,6 @@ class Backward {
 };
 
 /// Adds to a leaf's gradient, unless the leaf was frozen after it was recorded.
-void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
+void accumulate_leaf(const std::shared_ptr<tape::Leaf>& leaf, Tensor gradient);
 
 }  // namespace thimble::tape_detail

@@ -19,7 +19,7 @@ std::string with_path(const std::string& text, const char* between, PathId path)
 }
 
 // Looks in the set of trained leaves once per leaf and recording.
-bool trains(const Recorded& recorded, Leaf& leaf) noexcept {
+bool trains(const Recorded& recorded, tape::Leaf& leaf) noexcept {
   if (leaf.is_frozen) return false;
   if (leaf.tape_ref.tape != recorded.id) {
     leaf.tape_ref = {recorded.id, none};
@@ -46,22 +46,22 @@ std::string written_text(const Recorded& recorded, const Tensor& t) {
          ", was written in place since; its gradient would be wrong: write before the first use, or make a new tensor";
 }
 
-Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs) {
-  if (inputs.size() > static_cast<std::size_t>(Needs::max_operands)) {
+ops::Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs) {
+  if (inputs.size() > static_cast<std::size_t>(ops::Needs::max_operands)) {
     throw AutogradError(std::string(type.name) + ": " + std::to_string(inputs.size()) + " operands, at most " +
-                        std::to_string(Needs::max_operands) + " can be recorded");
+                        std::to_string(ops::Needs::max_operands) + " can be recorded");
   }
   std::uint32_t bits = 0;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = inputs[i];
-    if (t.leaf() ? trains(recorded, *t.leaf()) : t.origin() == Origin::recorded) bits |= 1u << i;
+    if (t.leaf() ? trains(recorded, *t.leaf()) : t.origin() == tape::Origin::recorded) bits |= 1u << i;
   }
-  const Needs needs(bits & type.differentiable.bits());
+  const ops::Needs needs(bits & type.differentiable.bits());
   check_operands(recorded, type, inputs, needs);
   return needs;
 }
 
-void check_operands(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs, Needs needs) {
+void check_operands(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs, ops::Needs needs) {
   if (!needs.any()) return;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = inputs[i];
@@ -72,7 +72,7 @@ void check_operands(const Recorded& recorded, const OpType& type, std::span<cons
                                : "was recorded on another tape; detach() makes it a constant");
       }
       if (is_written(recorded, t)) refuse(type, i, t, written_text(recorded, t));
-    } else if (!t.leaf() && t.origin() == Origin::gradient && type.differentiable[static_cast<int>(i)]) {
+    } else if (!t.leaf() && t.origin() == tape::Origin::gradient && type.differentiable[static_cast<int>(i)]) {
       refuse(type, i, t,
              "is a gradient or made of one, and second derivatives are not computed; detach() makes it a constant");
     }
@@ -105,18 +105,18 @@ void check_loss(const Recorded& recorded, const Tensor& loss) {
     return;
   }
   switch (loss.origin()) {
-    case Origin::recorded:
+    case tape::Origin::recorded:
       if (recorded.has(loss)) {
         if (is_written(recorded, loss)) refuse(written_text(recorded, loss));
         return;
       }
       return refuse(recorded.had(loss) ? "is of a recording that is over: backward has run, or the tape was cleared"
                                        : "was recorded on another tape");
-    case Origin::unrecorded:
+    case tape::Origin::unrecorded:
       return refuse("was computed where nothing is recorded");
-    case Origin::gradient:
+    case tape::Origin::gradient:
       return refuse("is made of a gradient, and second derivatives are not computed");
-    case Origin::constant:
+    case tape::Origin::constant:
       return refuse(of_none);
   }
 }

@@ -10,10 +10,10 @@
 namespace thimble::tape_detail {
 
 /// The operands that need a gradient. Throws as Tape::needs does.
-Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs);
+ops::Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs);
 
 /// Throws AutogradError for a refused operand. Called again after the operator, which may have written its operands.
-void check_operands(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs, Needs needs);
+void check_operands(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs, ops::Needs needs);
 
 /// Throws AutogradError when `loss` leads to no leaf that this recording trains.
 void check_loss(const Recorded& recorded, const Tensor& loss);

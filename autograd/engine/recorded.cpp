@@ -112,7 +112,7 @@ const Tensor& Recorded::read(std::uint32_t value) {
 KeptTensor Recorded::kept_tensor(std::uint32_t value) const {
   if (values[value].spill >= 0) return spills->kept_tensor(value);
   const Tensor& t = held(value);
-  KeptTensor kept{value, t.shape(), t.dtype(), 0, Category::temporary, t.storage().get()};
+  KeptTensor kept{value, t.shape(), t.dtype(), 0, memory::Category::temporary, t.storage().get()};
   if (kept.storage == nullptr) return kept;
   kept.bytes = kept.storage->bytes();
   kept.category = kept.storage->category();

@@ -68,7 +68,7 @@ struct Node {
   std::uint32_t output;
   PathId path;
   std::uint16_t inputs;
-  Needs needs;
+  ops::Needs needs;
   std::int32_t segment = none_segment;  // innermost
   Fate fate = Fate::keep;
   bool is_dropped = false;  // ran without filling its Saved
@@ -142,7 +142,7 @@ class Recorded {
   std::vector<Value> values;
   std::vector<std::uint32_t> inputs;  // of all nodes
   std::vector<SavedEdge> saved;       // of all nodes
-  std::vector<std::shared_ptr<Leaf>> leaves;
+  std::vector<std::shared_ptr<tape::Leaf>> leaves;
   std::vector<LeafUse> leaf_uses;                  // per leaf, during a backward that needs them
   std::vector<std::uint32_t> leaves_by_first_use;  // ascending, during such a backward
   std::uint32_t id = 0;                            // of the recording, in the TapeRef of its tensors

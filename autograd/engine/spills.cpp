@@ -9,7 +9,7 @@
 
 namespace thimble::tape_detail {
 
-Spills::Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<Tier> tier)
+Spills::Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<memory::Tier> tier)
     : recorded_(recorded), tier_(std::move(tier)) {
   for (const TapePlan::Spill& spill : plan.spills) entries_.push_back({spill});
   std::stable_sort(entries_.begin(), entries_.end(),
@@ -174,7 +174,7 @@ void Spills::forget(std::uint32_t value) noexcept {
 KeptTensor Spills::kept_tensor(std::uint32_t value) const {
   const Entry& entry = entry_of(value);
   const memory::Storage* const storage = entry.packed.storage().get();
-  KeptTensor kept{value, entry.member(value).shape, entry.dtype, 0, Category::temporary, storage};
+  KeptTensor kept{value, entry.member(value).shape, entry.dtype, 0, memory::Category::temporary, storage};
   if (storage == nullptr) return kept;
   kept.dtype = entry.packed.dtype();
   kept.bytes = storage->bytes() + (entry.packed.scale() ? entry.packed.scale()->bytes() : 0);

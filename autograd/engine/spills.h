@@ -29,7 +29,7 @@ namespace thimble::tape_detail {
 
 class Spills {
  public:
-  Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<Tier> tier);
+  Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<memory::Tier> tier);
 
   /// Drops spilled bytes and prepares the next recording.
   void clear() noexcept;
@@ -95,7 +95,7 @@ class Spills {
   void leave(std::uint32_t index, std::span<const std::uint32_t> values);
 
   Recorded& recorded_;
-  std::shared_ptr<Tier> tier_;
+  std::shared_ptr<memory::Tier> tier_;
   std::vector<Entry> entries_;          // by node
   std::vector<Event> events_;           // of the forward, in order
   std::vector<std::uint32_t> returns_;  // entries in the order in which backward reads them back

@@ -28,7 +28,7 @@ Tensor index_add(const Tensor& x, int axis, const Tensor& index, const Tensor& s
 
 Tensor concat(std::span<const Tensor> parts, int axis) {
   const ops::Concat op{axis};
-  constexpr std::size_t most = Needs::max_operands;
+  constexpr std::size_t most = ops::Needs::max_operands;
   if (parts.size() <= most || context().tape == nullptr) return apply_list(op, parts);
   std::vector<Tensor> level(parts.begin(), parts.end());
   while (level.size() > most) {

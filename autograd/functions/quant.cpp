@@ -33,11 +33,11 @@ Tensor quantize_q8(const Tensor& weight) {
   }
   const memory::Device device = weight.device();
   if (device.is_cuda() && !device.is_dry) {  // the host makes the codes
-    return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, Category::parameter);
+    return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, memory::Category::parameter);
   }
   const std::int64_t rows = weight.size(0), columns = weight.size(1);
   const Tensor blocks = Tensor::empty({rows, columns / kernels::q8_block * kernels::q8_block_bytes}, DType::u8,
-                                      weight.device(), Category::parameter);
+                                      weight.device(), memory::Category::parameter);
   bool is_good = true;
   launch(weight.device(), [&](const Addresses& at) {
     is_good = kernels::quantize_q8_rows(at.as<float>(weight), rows, columns, weight.strides()[0], weight.strides()[1],

@@ -106,9 +106,9 @@ void run(memory::Device device, std::int64_t scale) {
     const double product = static_cast<double>(batch * heads * length) * static_cast<double>(length * width);
     const ops::ScaledDotProductAttention causal{true};
     ops::ScaledDotProductAttention::Saved saved;
-    const auto forward = [&] { causal.forward(q, k, v, {}, Needs(7), saved); };
+    const auto forward = [&] { causal.forward(q, k, v, {}, ops::Needs(7), saved); };
     report("attention", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
-    report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
+    report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, ops::Needs(7)); }), 5 * product,
            "Gop/s");
     saved = {};
     // Packed text with four documents per sequence attends to a quarter of the pairs; the other masks show all pairs.
@@ -121,16 +121,16 @@ void run(memory::Device device, std::int64_t scale) {
                                                     {"bias", full({heads, length, length}, 0, dtype, device)}};
     for (const auto& [name, mask] : masks) {
       const double seen = name == "documents" ? product / 4 : product;
-      const auto masked = [&, &mask = mask] { causal.forward(q, k, v, mask, Needs(7), saved); };
+      const auto masked = [&, &mask = mask] { causal.forward(q, k, v, mask, ops::Needs(7), saved); };
       report(("attention_" + name).c_str(), dtype, seconds_of(device, masked), 2 * seen, "Gop/s");
       report(("attention_" + name + "_grad").c_str(), dtype,
-             seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * seen, "Gop/s");
+             seconds_of(device, [&] { causal.backward(saved, dy, ops::Needs(7)); }), 5 * seen, "Gop/s");
       saved = {};
     }
     if (dtype == DType::f32 && device.is_cuda()) {
       const Tf32Scope fast(true);
       report("attention_tf32", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
-      report("attention_tf32_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }),
+      report("attention_tf32_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, ops::Needs(7)); }),
              5 * product, "Gop/s");
       saved = {};
     }
@@ -268,7 +268,7 @@ void run_steps(memory::Device device, const models::Setup& setup) {
   const auto loss_of = [&](std::int64_t) { return model->loss(batch); };
   const nn::StepOptions options = models::step_options(setup, model->is_text(), device);
   const auto eager = [&] {
-    const PlacedArena::Step placed(*stack.placed);
+    const memory::PlacedArena::Step placed(*stack.placed);
     nn::training_step(*optimizer, loss_of, options);
   };
   const std::string name = setup.model + "_";

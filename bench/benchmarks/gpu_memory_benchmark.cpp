@@ -50,7 +50,7 @@ void report(const char* name, std::size_t bytes, double ms, const char* more = "
               more);
 }
 
-std::string moves_text(const Arena::Statistics& figures) {
+std::string moves_text(const memory::Arena::Statistics& figures) {
   char text[160];
   std::snprintf(text, sizeof text, "  compactions %zu, copied %zu B, remapped %zu B, host %.4f ms, device %.4f ms",
                 static_cast<std::size_t>(figures.compaction_count),
@@ -60,7 +60,7 @@ std::string moves_text(const Arena::Statistics& figures) {
 }
 
 void copies_and_pages(memory::Device device, std::size_t bytes) {
-  const std::unique_ptr<Backing> backing = make_backing(device);
+  const std::unique_ptr<memory::Backing> backing = memory::make_backing(device);
   if (backing->reserve(2 * bytes) == nullptr) throw DeviceError("gpu_memory_benchmark: no addresses");
   double commit = 1e30, decommit = 1e30, copy = 1e30, fill = 1e30;
   for (int i = 0; i < 5; ++i) {
@@ -82,11 +82,11 @@ void copies_and_pages(memory::Device device, std::size_t bytes) {
 void slide(const char* name, memory::Device device, std::size_t bytes, std::size_t block, std::size_t hole,
            bool by_pages) {
   double best = 1e30;
-  Arena::Statistics figures;
+  memory::Arena::Statistics figures;
   for (int round = 0; round < 5; ++round) {
-    Arena arena(
-        make_backing(device),
-        {.reserve_bytes = 4 * bytes, .compaction = Arena::Compaction::never, .remap_from_bytes = by_pages ? block : 0});
+    memory::Arena arena(memory::make_backing(device), {.reserve_bytes = 4 * bytes,
+                                                       .compaction = memory::Arena::Compaction::never,
+                                                       .remap_from_bytes = by_pages ? block : 0});
     std::vector<memory::Block*> stay, go;
     for (std::size_t at = 0; at < bytes; at += block) {
       go.push_back(arena.allocate({.bytes = hole}));
@@ -103,7 +103,7 @@ void slide(const char* name, memory::Device device, std::size_t bytes, std::size
 
 /// Allocates and frees blocks of all sizes near the capacity: requests find the bytes free but in no one hole.
 void trace(memory::Device device, std::size_t bytes) {
-  Arena arena(make_backing(device), {.capacity_bytes = bytes});
+  memory::Arena arena(memory::make_backing(device), {.capacity_bytes = bytes});
   std::mt19937 random(11);
   const auto draw = [&](std::size_t below) { return static_cast<std::size_t>(random()) % below; };
   std::vector<memory::Block*> live;
@@ -124,7 +124,7 @@ void trace(memory::Device device, std::size_t bytes) {
       }
     }
   });
-  const Arena::Statistics figures = arena.statistics();
+  const memory::Arena::Statistics figures = arena.statistics();
   report("trace", figures.moved_bytes, ms, moves_text(figures).c_str());
   while (!live.empty()) free_one();
 }
@@ -132,8 +132,8 @@ void trace(memory::Device device, std::size_t bytes) {
 constexpr int training_steps = 3;
 
 /// The arena's statistics after training steps, and their milliseconds; both are zero if the arena is too small.
-std::pair<Arena::Statistics, double> train(const models::Setup& setup, memory::Device device,
-                                           const Arena::Options& arena) {
+std::pair<memory::Arena::Statistics, double> train(const models::Setup& setup, memory::Device device,
+                                                   const memory::Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
   try {
@@ -153,8 +153,8 @@ void training(memory::Device device, const char* model, std::int64_t batch) {
   models::Setup setup;
   setup.model = model;
   setup.batch = batch;
-  const Arena::Options roomy{.compaction = Arena::Compaction::never};
-  const Arena::Statistics all = train(setup, dry(device), roomy).first;
+  const memory::Arena::Options roomy{.compaction = memory::Arena::Compaction::never};
+  const memory::Arena::Statistics all = train(setup, dry(device), roomy).first;
   const std::size_t granule = std::size_t{2} << 20;
   std::size_t low = all.peak_allocated_bytes / granule, high = all.peak_committed_bytes / granule;
   while (high - low > 1) {
@@ -182,7 +182,7 @@ int main(int count, char** arguments) {
     copies_and_pages(device, bytes);
     slide("slide_far", device, bytes, 64 * mib, 64 * mib, false);
     slide("slide_near", device, bytes, 64 * mib, mib, false);  // overlaps: goes through the bounce buffer
-    if (make_backing(device)->can_remap()) slide("slide_pages", device, bytes, 64 * mib, 64 * mib, true);
+    if (memory::make_backing(device)->can_remap()) slide("slide_pages", device, bytes, 64 * mib, 64 * mib, true);
     trace(device, bytes);
     const std::int64_t batch = std::max<std::int64_t>(2, 32 * size / 1024);
     for (const char* const model : {"char-gpt", "resnet18"}) training(device, model, batch);

@@ -94,7 +94,7 @@ void measure(const Options& options) {
   const auto run = make(device);
   plan.apply(run->options(), device);
   const auto step = [&] {
-    std::optional<PlacedArena::Step> placed;
+    std::optional<memory::PlacedArena::Step> placed;
     if (stack.placed) placed.emplace(*stack.placed);
     run->step();
   };
@@ -114,7 +114,7 @@ void measure(const Options& options) {
   }
   const auto model = models::make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   const std::int64_t items = setup.batch * (model->is_text() ? model->options().sequence : 1);
-  const Arena::Statistics arena = stack.arena->statistics();
+  const memory::Arena::Statistics arena = stack.arena->statistics();
   nlohmann::ordered_json json{{"model", setup.model},
                               {"batch", setup.batch},
                               {"dtype", std::string(to_string(setup.precision.dtype))},

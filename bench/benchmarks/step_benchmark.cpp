@@ -123,8 +123,9 @@ void predict(const models::Setup& setup) {
               static_cast<long long>(setup.batch), std::string(to_string(setup.precision.dtype)).c_str(),
               std::string(to_string(kernels::isa())).c_str(), thread_count(),
               static_cast<long long>(profile.parameters), profile.peak_bytes);
-  for (std::size_t i = 0; i < category_count; ++i) {
-    std::printf(" %s_bytes=%zu", std::string(to_string(static_cast<Category>(i))).c_str(), profile.peak_by_category[i]);
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
+    std::printf(" %s_bytes=%zu", std::string(to_string(static_cast<memory::Category>(i))).c_str(),
+                profile.peak_by_category[i]);
   }
   std::printf("\n");
 }

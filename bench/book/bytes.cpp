@@ -66,7 +66,8 @@ std::string draw_layer_terms() {
     notes.push_back(is_square                        ? "= e a s\xC2\xB2 b"
                     : term.name == "norm statistics" ? "= 16 sb"
                                                      : "= " + std::to_string(bytes / sbh) + " sbh");
-    parts.push_back({term.name, bytes, is_square ? report::series_paints[1] : report::paint_of(Category::activation)});
+    parts.push_back(
+        {term.name, bytes, is_square ? report::series_paints[1] : report::paint_of(memory::Category::activation)});
   }
   return report::svg_file(
       report::Bars{.name = "layer",
@@ -117,9 +118,9 @@ std::string draw_parameter_bytes() {
   const auto add = [&](const char* policy, const std::string& label, bool is_narrow) {
     const models::ParameterBytes bytes = models::parameter_bytes(nn::precision(policy), 2);
     bars.bars.push_back({label,
-                         {{"parameter", bytes.parameter, report::paint_of(Category::parameter)},
-                          {"gradient", bytes.gradient, report::paint_of(Category::gradient)},
-                          {"two moments", is_narrow ? 2 : bytes.moments, report::paint_of(Category::optimizer)},
+                         {{"parameter", bytes.parameter, report::paint_of(memory::Category::parameter)},
+                          {"gradient", bytes.gradient, report::paint_of(memory::Category::gradient)},
+                          {"two moments", is_narrow ? 2 : bytes.moments, report::paint_of(memory::Category::optimizer)},
                           {"master copy or compensation", bytes.extra, report::series_paints[1]}}});
   };
   add("O0", "all f32 (O0)", false);
@@ -137,9 +138,9 @@ std::string draw_rank_bytes() {
   const std::int64_t p = 1'000'000'000, n = 8;
   const auto add = [&](const char* label, std::int64_t parameters, std::int64_t gradients, std::int64_t state) {
     bars.bars.push_back({label,
-                         {{"parameters", parameters, report::paint_of(Category::parameter)},
-                          {"gradients", gradients, report::paint_of(Category::gradient)},
-                          {"optimizer state", state, report::paint_of(Category::optimizer)}}});
+                         {{"parameters", parameters, report::paint_of(memory::Category::parameter)},
+                          {"gradients", gradients, report::paint_of(memory::Category::gradient)},
+                          {"optimizer state", state, report::paint_of(memory::Category::optimizer)}}});
   };
   add("every rank has all", 2 * p, 2 * p, 12 * p);
   add("stage 1: state in shards", 2 * p, 2 * p, 12 * p / n);

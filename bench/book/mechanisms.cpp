@@ -19,7 +19,7 @@ namespace paints = report::paints;
 
 // Draws a box with a tensor's name, shape and bytes; solid if the tape keeps the tensor, else dashed.
 void draw_tensor(Svg& svg, double x, double y, const std::string& name, const Tensor& t, bool is_kept, bool is_leaf) {
-  const report::Paint paint = report::paint_of(is_leaf ? Category::parameter : Category::activation);
+  const report::Paint paint = report::paint_of(is_leaf ? memory::Category::parameter : memory::Category::activation);
   report::Look look{.stroke = paint, .stroke_width = 2};
   if (!is_kept) look.dashes = "5 4";
   if (is_kept) svg.rectangle(x, y, 136, 56, {.fill = paint, .opacity = 0.25}, 6);
@@ -90,14 +90,14 @@ std::string draw_kept_graph() {
   draw_arrow(svg, at[4] + 136, row + 28, at[5] - 2, row + 28);
   draw_arrow(svg, at[5] + 52, top + 56, at[5] + 52, row + 4);
   draw_arrow(svg, at[5] + 52, row + 74, at[5] + 52, row + 90);
-  svg.rectangle(24, 266, 26, 18, {.fill = report::paint_of(Category::activation), .opacity = 0.25}, 3);
-  svg.rectangle(24, 266, 26, 18, {.stroke = report::paint_of(Category::activation), .stroke_width = 2}, 3);
+  svg.rectangle(24, 266, 26, 18, {.fill = report::paint_of(memory::Category::activation), .opacity = 0.25}, 3);
+  svg.rectangle(24, 266, 26, 18, {.stroke = report::paint_of(memory::Category::activation), .stroke_width = 2}, 3);
   svg.text(60, 280,
-           "held until backward: " + format_grouped(tape.kept_bytes(Category::temporary) + tape.kept_bytes()) +
+           "held until backward: " + format_grouped(tape.kept_bytes(memory::Category::temporary) + tape.kept_bytes()) +
                " B between the operators",
            {.size = 12.5});
-  svg.rectangle(24, 294, 26, 18, {.stroke = report::paint_of(Category::activation), .stroke_width = 2, .dashes = "5 4"},
-                3);
+  svg.rectangle(24, 294, 26, 18,
+                {.stroke = report::paint_of(memory::Category::activation), .stroke_width = 2, .dashes = "5 4"}, 3);
   svg.text(60, 308, "not held by the tape: h (relu keeps y instead), z, and w1 (a parameter; nobody asks for dx)",
            {.size = 12.5});
   return svg.finish();

@@ -53,7 +53,7 @@ std::string draw_budget_staircase() {
 std::string draw_address_map() {
   const PlanView view = view_of(0);
   const StepTrace& step = view.planned();
-  std::set<Category> seen;
+  std::set<memory::Category> seen;
   for (const memory::Trace::Event& event : step.events) seen.insert(event.category);
   const auto map_of = [&](const StepLayout& layout, const std::string& name) {
     return report::step_blocks(step, layout, name + ": height " + format_grouped(layout.height_bytes) + " B");
@@ -65,7 +65,7 @@ std::string draw_address_map() {
        .maps = {map_of(step.dynamic, "placed on demand, without knowing what comes"),
                 map_of(step.placed, "placed offline, with all lifetimes known")},
        .legend = report::category_legend(
-           report::categories_with([&](std::size_t i) { return seen.count(static_cast<Category>(i)) != 0; })),
+           report::categories_with([&](std::size_t i) { return seen.count(static_cast<memory::Category>(i)) != 0; })),
        .map_height = 260});
 }
 

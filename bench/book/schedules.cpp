@@ -305,7 +305,7 @@ std::string svg_schedules(const std::string& title, const std::string& descripti
       area.vertical(to_y(step.after));
     }
     area.vertical(base).close();
-    svg.path(area, {.fill = paint_of(Category::activation), .opacity = 0.8});
+    svg.path(area, {.fill = paint_of(memory::Category::activation), .opacity = 0.8});
     svg.line(left, base, right, base, {.stroke = paints::axis});
     svg.line(left, to_y(cost.peak_bytes), right, to_y(cost.peak_bytes), {.stroke = paints::ink, .dashes = "4 4"});
     svg.text(left - 10, to_y(cost.peak_bytes) + 4, format_grouped(cost.peak_bytes),

@@ -95,7 +95,7 @@ void run(const BookFlags& flags) {
   }
   if (!flags.folder.empty()) {
     make_output_folder("--figures", flags.folder);
-    std::vector<Output> outputs;
+    std::vector<files::Output> outputs;
     for (const BookFigure* const f : chosen) outputs.push_back({"--figures", flags.picture(*f), &file_kinds::picture});
     check_outputs(outputs, {}, flags.overwrites);
   }

@@ -52,7 +52,7 @@ std::string huge_pages() {
 // Reason that the device cannot be used, or an empty text.
 std::string obstacle(memory::Device device) {
   try {
-    make_backing(device);
+    memory::make_backing(device);
     return {};
   } catch (const Error& error) {
     return error.what();

@@ -216,9 +216,9 @@ void print_generation_table(const models::GenerationPlan& plan, std::size_t budg
   print_bytes("cache, " + std::string(to_string(plan.cache.dtype)), plan.cache.bytes());
   print_bytes("  of a token", plan.cache.bytes_per_token());
   std::printf("live bytes at the peak, by category\n");
-  for (std::size_t i = 0; i < category_count; ++i) {
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
     if (plan.peak_by_category[i] == 0) continue;
-    print_bytes(std::string(to_string(static_cast<Category>(i))), plan.peak_by_category[i]);
+    print_bytes(std::string(to_string(static_cast<memory::Category>(i))), plan.peak_by_category[i]);
   }
   print_bytes("+ holes between blocks", plan.committed.hole_bytes);
   print_bytes("+ rounding to granules", plan.committed.rounding_bytes);

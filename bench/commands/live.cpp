@@ -27,7 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds interval{250};
 constexpr int narrowest = 40, widest = 160;
 
-std::string colour_of(Category category) {
+std::string colour_of(memory::Category category) {
   const std::string_view hex = report::paint_of(category).dark;
   std::string code = "\033[38;2";
   for (std::size_t i = 1; i < 7; i += 2)
@@ -56,7 +56,7 @@ std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
   const auto fill = [&](int end, const char* cell) {
     for (; at < end; ++at) text += at == peak ? "\033[0m\xE2\x94\x83" : cell;  // vertical stroke
   };
-  for (const Category category : report::stacking_order) {
+  for (const memory::Category category : report::stacking_order) {
     sum += bytes.now[static_cast<std::size_t>(category)];
     const int end = column(sum);
     if (end > at) text += colour_of(category);
@@ -93,7 +93,7 @@ std::string live_picture(const LiveBytes& bytes, int columns) {
   const std::size_t whole = bytes.budget_bytes > 0 ? bytes.budget_bytes : bytes.peak_bytes;
   std::string legend;
   int width = 0;
-  for (const Category category : report::stacking_order) {
+  for (const memory::Category category : report::stacking_order) {
     const std::size_t part = bytes.now[static_cast<std::size_t>(category)];
     if (part == 0) continue;
     const std::string entry = std::string(report::label_of(category)) + " " + format_bytes(part);
@@ -164,7 +164,7 @@ void LiveView::run() {
 void LiveView::draw() {
   LiveBytes bytes;
   bytes.now = ledger_->bytes_by_category();
-  const Arena::Statistics arena = arena_->statistics();
+  const memory::Arena::Statistics arena = arena_->statistics();
   bytes.committed_bytes = arena.committed_bytes;
   bytes.peak_bytes = arena.peak_committed_bytes;
   bytes.budget_bytes = budget_bytes_;

@@ -17,7 +17,7 @@ namespace thimble::bench {
 
 /// The figures of one picture.
 struct LiveBytes {
-  CategoryBytes now{};              ///< live bytes
+  memory::CategoryBytes now{};      ///< live bytes
   std::size_t committed_bytes = 0;  ///< the arena's, now
   std::size_t peak_bytes = 0;       ///< of committed bytes
   std::size_t budget_bytes = 0;     ///< 0 without a budget
@@ -68,8 +68,8 @@ class LiveView {
   void draw();
 
   std::FILE* terminal_;
-  std::shared_ptr<Ledger> ledger_;
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<memory::Ledger> ledger_;
+  std::shared_ptr<memory::Arena> arena_;
   std::size_t budget_bytes_;
   std::mutex mutex_;  // guards the members below and the terminal
   std::condition_variable wake_;

@@ -27,9 +27,10 @@ void print_bytes(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
 }
 
-nlohmann::ordered_json categories_json(const CategoryBytes& bytes) {
+nlohmann::ordered_json categories_json(const memory::CategoryBytes& bytes) {
   nlohmann::ordered_json json;
-  for (std::size_t i = 0; i < category_count; ++i) json[std::string(to_string(static_cast<Category>(i)))] = bytes[i];
+  for (std::size_t i = 0; i < memory::category_count; ++i)
+    json[std::string(to_string(static_cast<memory::Category>(i)))] = bytes[i];
   return json;
 }
 

@@ -15,7 +15,7 @@ namespace thimble::bench {
 void print_bytes(const std::string& name, std::size_t bytes);
 
 /// {"parameter": bytes, ...}, all categories.
-nlohmann::ordered_json categories_json(const CategoryBytes& bytes);
+nlohmann::ordered_json categories_json(const memory::CategoryBytes& bytes);
 
 /// As JSON: [{"operator", "dtype", "tensors", "bytes", "packed_bytes"}] for one recording (a step or a micro-batch).
 std::string to_json_text(const std::vector<nn::PackedResults>& packed);

@@ -164,9 +164,9 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   print_bytes("keeping everything", report.keep_everything_bytes);
   print_bytes("smallest possible", report.minimum_bytes);
   std::printf("live bytes at the peak, by category\n");
-  for (std::size_t i = 0; i < category_count; ++i) {
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
     if (report.plan.peak_by_category[i] > 0) {
-      print_bytes(std::string(to_string(static_cast<Category>(i))), report.plan.peak_by_category[i]);
+      print_bytes(std::string(to_string(static_cast<memory::Category>(i))), report.plan.peak_by_category[i]);
     }
   }
   print_bytes("+ holes between blocks", report.committed.hole_bytes);
@@ -205,18 +205,20 @@ void print_plan_ranks(std::span<const models::RankPlan> plans) {
   std::printf("ranks, by their shares\n  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)",
               "parameter", "gradient", "optimizer", "communication", "the rest");
   for (const models::RankPlan& plan : plans) {
-    const CategoryBytes& bytes = plan.report.plan.peak_by_category;
-    const auto of = [&](Category c) { return static_cast<std::int64_t>(bytes[static_cast<std::size_t>(c)]); };
+    const memory::CategoryBytes& bytes = plan.report.plan.peak_by_category;
+    const auto of = [&](memory::Category c) { return static_cast<std::int64_t>(bytes[static_cast<std::size_t>(c)]); };
     std::int64_t rest = 0;
     for (const std::size_t each : bytes) rest += static_cast<std::int64_t>(each);
-    for (const Category c : {Category::parameter, Category::gradient, Category::optimizer, Category::communication}) {
+    for (const memory::Category c : {memory::Category::parameter, memory::Category::gradient,
+                                     memory::Category::optimizer, memory::Category::communication}) {
       rest -= of(c);
     }
-    std::printf("  %-14s %16s %16s %16s %16s %16s %16s%s\n", ranks_in_words(plan.ranks).c_str(),
-                format_grouped(plan.report.plan.peak_bytes).c_str(), format_grouped(of(Category::parameter)).c_str(),
-                format_grouped(of(Category::gradient)).c_str(), format_grouped(of(Category::optimizer)).c_str(),
-                format_grouped(of(Category::communication)).c_str(), format_grouped(rest).c_str(),
-                plan.report.is_feasible ? "" : "  does not fit");
+    std::printf(
+        "  %-14s %16s %16s %16s %16s %16s %16s%s\n", ranks_in_words(plan.ranks).c_str(),
+        format_grouped(plan.report.plan.peak_bytes).c_str(), format_grouped(of(memory::Category::parameter)).c_str(),
+        format_grouped(of(memory::Category::gradient)).c_str(), format_grouped(of(memory::Category::optimizer)).c_str(),
+        format_grouped(of(memory::Category::communication)).c_str(), format_grouped(rest).c_str(),
+        plan.report.is_feasible ? "" : "  does not fit");
   }
 }
 

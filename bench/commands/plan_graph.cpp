@@ -28,10 +28,10 @@ using Buffer = remat::GraphTimeline::Buffer;
 
 constexpr std::size_t max_mapped = 12'000;
 
-Category category_of(Buffer::Kind kind) {
-  return kind == Buffer::Kind::tensor     ? Category::activation
-         : kind == Buffer::Kind::gradient ? Category::gradient
-                                          : Category::temporary;
+memory::Category category_of(Buffer::Kind kind) {
+  return kind == Buffer::Kind::tensor     ? memory::Category::activation
+         : kind == Buffer::Kind::gradient ? memory::Category::gradient
+                                          : memory::Category::temporary;
 }
 
 std::optional<std::int64_t> budget_of(const nn::GraphPlan& plan) {
@@ -62,7 +62,7 @@ report::Timeline timeline_of(const nn::StepGraph& step, const nn::GraphPlan& pla
   }
   report::CategoryBytes bytes{};
   for (std::size_t e = 0; e < plan.timeline.events.size(); ++e) {
-    for (std::size_t c = 0; c < category_count; ++c) bytes[c] += changes[e][c];
+    for (std::size_t c = 0; c < memory::category_count; ++c) bytes[c] += changes[e][c];
     timeline.events.push_back({bytes, name_of(step, plan.timeline.events[e])});
   }
   return timeline;
@@ -93,7 +93,8 @@ std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   maps.title = "Where every buffer is";
   maps.description = "Each buffer of the step as a rectangle over its events and its offsets.";
   maps.time_title = "event";
-  maps.legend = report::category_legend({Category::gradient, Category::activation, Category::temporary});
+  maps.legend =
+      report::category_legend({memory::Category::gradient, memory::Category::activation, memory::Category::temporary});
   maps.maps = {std::move(map)};
   return report::svg_address_maps(maps, report::Medium::page);
 }

@@ -44,8 +44,8 @@ void check_folder(const std::vector<const ExperimentTable*>& chosen, const std::
   namespace fs = std::filesystem;
   make_output_folder("--out", folder);
   const auto in_folder = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
-  std::vector<Output> outputs{{"--out", in_folder("report.html"), &file_kinds::page},
-                              {"--out", in_folder("results.json"), &file_kinds::results}};
+  std::vector<files::Output> outputs{{"--out", in_folder("report.html"), &file_kinds::page},
+                                     {"--out", in_folder("results.json"), &file_kinds::results}};
   for (const ExperimentTable* const e : chosen) {
     outputs.push_back({"--out", in_folder(e->name + ".csv"), &file_kinds::table});
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {

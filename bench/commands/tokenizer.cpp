@@ -36,7 +36,7 @@ std::string read_text(const std::string& path) {
 }
 
 /// Checks --out before any work.
-void check_out(const TokenizerFlags& flags, const FileKind& kind) {
+void check_out(const TokenizerFlags& flags, const files::FileKind& kind) {
   check_outputs({{"--out", flags.out, &kind}}, {{"--data", flags.data}, {"--tokenizer", flags.tokenizer}},
                 flags.overwrites);
 }

@@ -22,8 +22,8 @@ void print_parts(const TrainExtra& extra) {
   const auto line = [](std::string_view name, std::size_t bytes) {
     std::printf("    %-22s %18s\n", std::string(name).c_str(), format_grouped(bytes).c_str());
   };
-  for (std::size_t i = 0; i < category_count; ++i) {
-    if (extra.by_category[i] > 0) line(to_string(static_cast<Category>(i)), extra.by_category[i]);
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
+    if (extra.by_category[i] > 0) line(to_string(static_cast<memory::Category>(i)), extra.by_category[i]);
   }
   line("holes between blocks", extra.committed->hole_bytes);
   line("rounding to granules", extra.committed->rounding_bytes);

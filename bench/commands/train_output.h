@@ -37,7 +37,7 @@ struct TrainExtra {
   std::optional<nn::GradientReport> gradients;  ///< with --gradient-report
   /// Parts of the measured peak, with its live bytes by category; absent with --log, which resets the peak every step.
   std::optional<memory::CommittedParts> committed;
-  CategoryBytes by_category{};
+  memory::CategoryBytes by_category{};
 };
 
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);

@@ -26,12 +26,14 @@ ForwardBytes forward_bytes(memory::Device device, const models::Setup& setup,
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes, {device, setup.precision.dtype});
   const models::Batch batch = model->empty_batch(setup.batch, device);
-  const Transaction transaction;
+  const tape::Transaction transaction;
   Tape tape;
   const Recording on(tape);
   const Tensor loss = model->loss(batch);
-  ForwardBytes bytes{stack.ledger->bytes(Category::activation), stack.ledger->bytes(Category::input), {}, {}};
-  for (const std::string& path : paths) bytes.by_path.push_back(stack.ledger->bytes(Category::activation, path));
+  ForwardBytes bytes{
+      stack.ledger->bytes(memory::Category::activation), stack.ledger->bytes(memory::Category::input), {}, {}};
+  for (const std::string& path : paths)
+    bytes.by_path.push_back(stack.ledger->bytes(memory::Category::activation, path));
   bytes.process = watch.bytes(*stack.arena, tape.node_count());
   return bytes;
 }

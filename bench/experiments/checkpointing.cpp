@@ -41,7 +41,7 @@ const NamedSchedule named_schedules[] = {{"keep every layer", remat::keep_all},
 std::int64_t theory_bytes(const models::Setup& setup, const remat::ScheduleTree& schedule) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.precision.dtype);
   const auto bytes = [&](const std::vector<models::Term>& terms) {
-    return models::bytes_of(terms, Category::activation, setup.batch);
+    return models::bytes_of(terms, memory::Category::activation, setup.batch);
   };
   std::int64_t total = bytes(theory.outside);
   for (std::size_t i = 0; i < schedule.items.size(); i += 1 + schedule.items[i].size) {
@@ -210,11 +210,11 @@ std::string run_checkpoint_batch(Rows& rows) {
     rows.say("batch " + std::to_string(batch));
     const std::vector<double> ms = fastest_ms(rows, {technique_run(setup, plain), technique_run(setup, checkpointed)});
     rows.add({{"batch", batch}, {"checkpointed", "no"}},
-             step_figures(rows, setup, plain, ms[0], theory.kept_bytes(Category::activation, batch)));
+             step_figures(rows, setup, plain, ms[0], theory.kept_bytes(memory::Category::activation, batch)));
     const double live = number(rows.experiment.rows.back(), "live");
-    report::Row& row =
-        rows.add({{"batch", batch}, {"checkpointed", "each layer"}},
-                 step_figures(rows, setup, checkpointed, ms[1], theory.kept_bytes(Category::activation, batch, true)));
+    report::Row& row = rows.add(
+        {{"batch", batch}, {"checkpointed", "each layer"}},
+        step_figures(rows, setup, checkpointed, ms[1], theory.kept_bytes(memory::Category::activation, batch, true)));
     row.numbers.emplace_back("saved", 1 - number(row, "live") / live);
     batches.push_back({batch, live, number(row, "live"), ms[0], ms[1]});
   }
@@ -236,7 +236,8 @@ std::string run_accumulation(Rows& rows) {
   for (std::size_t i = 0; i < techniques.size(); ++i) {
     const std::int64_t parts = techniques[i].micro_batches;
     report::Row& row = rows.add({{"batch", batch}, {"micro_batches", parts}}, [&] {
-      return step_figures(rows, setup, techniques[i], ms[i], theory.kept_bytes(Category::activation, batch / parts));
+      return step_figures(rows, setup, techniques[i], ms[i],
+                          theory.kept_bytes(memory::Category::activation, batch / parts));
     });
     row.numbers.emplace_back("share", number(row, "live") / number(rows.experiment.rows.front(), "live"));
   }

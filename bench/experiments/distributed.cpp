@@ -128,7 +128,7 @@ std::int64_t recorded(const std::string& name, const models::ModelOptions& sizes
   generator.start_pass();
   const Recording on_tape(tape);
   model->loss(batch);
-  return static_cast<std::int64_t>(stack.ledger->bytes(Category::activation));
+  return static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::activation));
 }
 
 Figures activation_figures(const Rows& rows, const char* name, std::int64_t tokens, int parts) {
@@ -141,7 +141,7 @@ Figures activation_figures(const Rows& rows, const char* name, std::int64_t toke
   const double rule = 34.0 * static_cast<double>(tokens * model->options().width * model->options().layers) / parts;
   std::int64_t logits = 0;
   for (const models::Term& term : theory.outside) logits += term.name == "logits" ? term.bytes(1) : 0;
-  return {.theory = theory.kept_bytes(Category::activation, 1),
+  return {.theory = theory.kept_bytes(memory::Category::activation, 1),
           .predicted = kept,
           .numbers = {{"rule", rule}, {"logits", logits}, {"ratio", static_cast<double>(kept) / rule}}};
 }
@@ -155,9 +155,10 @@ constexpr Giant giants[] = {{"7.5B", 37, 4096, 32}, {"128B", 101, 10240, 80}, {"
 /// Bytes that a parameter costs in f16 or bf16 with Adam: 2 + 2 + 12; in f32: 4 + 4 + 8.
 constexpr std::int64_t bytes_each = 16;
 
-std::int64_t state_bytes(const CategoryBytes& bytes) {
-  const auto of = [&](Category c) { return bytes[static_cast<std::size_t>(c)]; };
-  return static_cast<std::int64_t>(of(Category::parameter) + of(Category::gradient) + of(Category::optimizer));
+std::int64_t state_bytes(const memory::CategoryBytes& bytes) {
+  const auto of = [&](memory::Category c) { return bytes[static_cast<std::size_t>(c)]; };
+  return static_cast<std::int64_t>(of(memory::Category::parameter) + of(memory::Category::gradient) +
+                                   of(memory::Category::optimizer));
 }
 
 Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero) {
@@ -174,10 +175,11 @@ Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero)
   const models::Batch batch = parts.model->empty_batch(1, on);
   const auto loss = [&](std::int64_t) { return parts.model->loss(batch); };
   std::int64_t theory = 0, all = 0;
-  CategoryBytes bytes{};
+  memory::CategoryBytes bytes{};
   if (parts.parallel == nullptr) {
     nn::training_step(*parts.optimizer, loss, parts.options);
-    for (std::size_t i = 0; i < category_count; ++i) bytes[i] = stack.ledger->max_allocated(static_cast<Category>(i));
+    for (std::size_t i = 0; i < memory::category_count; ++i)
+      bytes[i] = stack.ledger->max_allocated(static_cast<memory::Category>(i));
     all = parts.model->parameter_count();
     theory = bytes_each * all;
   } else {

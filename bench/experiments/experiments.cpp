@@ -31,7 +31,7 @@ PartWatch::PartWatch(memory::Device device) {
   if (device == cpu) watch_.emplace();
 }
 
-ProcessBytes PartWatch::bytes(const Arena& arena, std::size_t nodes) const {
+ProcessBytes PartWatch::bytes(const memory::Arena& arena, std::size_t nodes) const {
   ProcessBytes bytes;
   bytes.arena_bytes = arena.statistics().peak_committed_bytes;
   if (!watch_) return bytes;

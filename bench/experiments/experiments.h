@@ -38,7 +38,7 @@ class PartWatch {
   /// Create it before the part's first tensor. Bytes of other arenas count as outside.
   explicit PartWatch(memory::Device device);
   /// The memory of a part that ran in `arena` and recorded `nodes` nodes.
-  ProcessBytes bytes(const Arena& arena, std::size_t nodes) const;
+  ProcessBytes bytes(const memory::Arena& arena, std::size_t nodes) const;
 
  private:
   std::optional<memory::ProcessWatch> watch_;  // empty for a dry part and on a GPU

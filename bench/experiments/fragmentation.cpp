@@ -35,14 +35,14 @@ std::int64_t touched_bytes(const Blocks& blocks, std::int64_t granule) {
 
 /// Bytes of an arena and of its process at a moment.
 struct Held {
-  Arena::Statistics arena;
+  memory::Arena::Statistics arena;
   ProcessBytes process;
 };
 
 std::vector<Held> run_blocks(memory::Device device, const Blocks& blocks) {
   memory::Options options;
   options.arena.capacity_bytes = static_cast<std::size_t>(blocks.count * blocks.bytes);
-  options.arena.compaction = Arena::Compaction::never;  // it is called by hand here
+  options.arena.compaction = memory::Arena::Compaction::never;  // it is called by hand here
   const memory::Stack stack = memory::make_resource(device, options);
   const PartWatch watch(device);
   const ResourceScope scope(stack.top);
@@ -71,7 +71,7 @@ std::vector<Held> run_blocks(memory::Device device, const Blocks& blocks) {
 }  // namespace
 
 std::string run_fragmentation(Rows& rows) {
-  const auto granule = static_cast<std::int64_t>(make_backing(dry(rows.options.device))->granule());
+  const auto granule = static_cast<std::int64_t>(memory::make_backing(dry(rows.options.device))->granule());
   std::string findings;
   for (const std::int64_t halves : {1, 2, 3}) {
     const Blocks blocks{rows.sizes(16, 64), halves * granule / 2};
@@ -81,7 +81,7 @@ std::string run_fragmentation(Rows& rows) {
     const std::int64_t theory[] = {all, all, touched_bytes(blocks, granule), all, half};  // by the sizes only
     const auto held = rows.both([&](memory::Device device) { return run_blocks(device, blocks); });
     for (std::size_t i = 0; i < std::size(moments); ++i) {
-      const Arena::Statistics &predicted = held.predicted[i].arena, &measured = held.measured[i].arena;
+      const memory::Arena::Statistics &predicted = held.predicted[i].arena, &measured = held.measured[i].arena;
       rows.add({{"blocks", blocks.count}, {"block_bytes", blocks.bytes}, {"moment", moments[i]}},
                Figures{.theory = theory[i],
                        .predicted = predicted.committed_bytes,

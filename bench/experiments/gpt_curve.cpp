@@ -31,7 +31,7 @@ Figures plain_figures(const Rows& rows, const models::Setup& setup, bool is_meas
   Figures figures = kept_figures(rows, setup, {}, is_measured);
   std::int64_t theory = 0;
   for (const models::LayerTheory& layer : models::make_theory(setup.model, setup.sizes, setup.precision.dtype).layers) {
-    theory += models::bytes_of(layer.kept, Category::activation, setup.batch);
+    theory += models::bytes_of(layer.kept, memory::Category::activation, setup.batch);
   }
   figures.theory = theory;
   figures.numbers = {{"peak", nn::profile_training(dry(rows.options.device), technique_run(setup, {})).peak_bytes}};

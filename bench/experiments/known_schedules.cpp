@@ -23,14 +23,14 @@ constexpr std::int64_t weight_bytes = width * width * 4;  // of a block
 /// y = relu(x W^T) as one operator that counts how often it runs forward. Keeps x and y.
 struct Block {
   static constexpr const char* name = "block";
-  static constexpr Cost cost = Cost::matmul;
+  static constexpr ops::Cost cost = ops::Cost::matmul;
   struct Saved {
     Tensor x, weight, y;
   };
   std::vector<int>* runs;
   std::size_t index;
 
-  Tensor forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, const Tensor& weight, ops::Needs needs, Saved& saved) const {
     ++(*runs)[index];
     const NoGrad off;
     Tensor y = relu(linear(x, weight));
@@ -38,11 +38,11 @@ struct Block {
     return y;
   }
   // The gradient of the product takes the place of dy; both others are new.
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     const NoGrad off;
     Elementwise<ops::Relu>::Saved of_relu;
     of_relu.out = saved.y, of_relu.lhs_shape = saved.y.shape();
-    const Tensor dz = Elementwise<ops::Relu>().backward(std::move(of_relu), std::move(dy), Needs(1))[0];
+    const Tensor dz = Elementwise<ops::Relu>().backward(std::move(of_relu), std::move(dy), ops::Needs(1))[0];
     return {needs[0] ? matmul(dz, saved.weight) : Tensor(), matmul(dz, saved.x, true, false)};
   }
 };
@@ -68,7 +68,7 @@ Outcome run(memory::Device device, std::size_t blocks, std::shared_ptr<const Tap
   const GeneratorScope random(generator);
   std::vector<Tensor> weights;
   for (std::size_t i = 0; i < blocks; ++i) {
-    weights.push_back(clone(randn({width, width}, DType::f32, device), Category::parameter));
+    weights.push_back(clone(randn({width, width}, DType::f32, device), memory::Category::parameter));
     weights.back().require_grad();
   }
   const Tensor input = randn({samples, width}, DType::f32, device);
@@ -91,15 +91,15 @@ Outcome run(memory::Device device, std::size_t blocks, std::shared_ptr<const Tap
     *graph = TapeGraph::of(tape);
     return outcome;
   }
-  outcome.kept = stack.ledger->bytes(Category::activation);
+  outcome.kept = stack.ledger->bytes(memory::Category::activation);
   const std::size_t nodes = tape.node_count();
   tape.backward(loss);
   outcome.process = watch.bytes(*stack.arena, nodes);
-  for (const CategoryBytes& bytes : timeline(stack.trace->events())) {
-    const auto of = [&](Category category) {
+  for (const memory::CategoryBytes& bytes : timeline(stack.trace->events())) {
+    const auto of = [&](memory::Category category) {
       return static_cast<std::size_t>(bytes[static_cast<std::size_t>(category)]);
     };
-    outcome.peak = std::max(outcome.peak, of(Category::activation) + of(Category::temporary));
+    outcome.peak = std::max(outcome.peak, of(memory::Category::activation) + of(memory::Category::temporary));
   }
   outcome.peak -= loss.bytes();
   if (!device.is_dry) outcome.gradients = to_host<float>(weights.front().grad());

@@ -84,7 +84,7 @@ BudgetedModel large(const char* model, std::size_t budget_bytes, bool is_quick) 
 std::string disk_folder() {
   for (const char* const folder : {"/var/tmp", "."}) {
     try {
-      DirectFile probe(folder);
+      memory::DirectFile probe(folder);
       return folder;
     } catch (const FileError&) {
     }

@@ -73,7 +73,7 @@ class Runner {
     if (stack_.placed != nullptr) stack_.placed->end_step();
     return times_;
   }
-  const Arena& arena() const noexcept { return *stack_.arena; }
+  const memory::Arena& arena() const noexcept { return *stack_.arena; }
   std::size_t peak_bytes() const { return arena().statistics().peak_committed_bytes; }
 
  private:

@@ -17,7 +17,7 @@ namespace thimble::bench {
 
 namespace {
 
-std::size_t index(Category category) { return static_cast<std::size_t>(category); }
+std::size_t index(memory::Category category) { return static_cast<std::size_t>(category); }
 
 Config config_of(const PrecisionCase& one) {
   return {{"precision", one.name()}, {"optimizer", one.optimizer}, {"saved", one.saved.empty() ? "kept" : one.saved}};
@@ -49,15 +49,15 @@ nn::MakeRun steps_of(const models::Setup& setup, const PrecisionCase& one, memor
 
 /// A category's most bytes in a step of a GPT by theory. There is no formula for temporaries, workspaces and packed
 /// activations.
-std::optional<std::int64_t> theory_of(const PrecisionCase& one, const models::Setup& setup, Category category) {
+std::optional<std::int64_t> theory_of(const PrecisionCase& one, const models::Setup& setup, memory::Category category) {
   constexpr std::int64_t moments = 2;
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, one.precision());
   const models::ModelState state =
       one.optimizer == "adamw8" ? theory.state(moments, {.dtype = DType::u8}) : theory.state(moments);
-  if (category == Category::parameter) return state.parameters + state.buffers;
-  if (category == Category::gradient) return state.gradients;
-  if (category == Category::optimizer) return state.optimizer;
-  if (category == Category::input || (category == Category::activation && one.saved.empty())) {
+  if (category == memory::Category::parameter) return state.parameters + state.buffers;
+  if (category == memory::Category::gradient) return state.gradients;
+  if (category == memory::Category::optimizer) return state.optimizer;
+  if (category == memory::Category::input || (category == memory::Category::activation && one.saved.empty())) {
     return theory.kept_bytes(category, setup.batch);
   }
   return std::nullopt;
@@ -84,8 +84,9 @@ class EncoderSize {
   Figures figures(const models::Setup& setup, const nn::MemoryProfile& step) {
     const auto live = static_cast<double>(step.peak_live_bytes);
     const auto& at_peak = step.peak_by_category;
-    const double share =
-        static_cast<double>(at_peak[index(Category::activation)] + at_peak[index(Category::temporary)]) / live;
+    const double share = static_cast<double>(at_peak[index(memory::Category::activation)] +
+                                             at_peak[index(memory::Category::temporary)]) /
+                         live;
     // By theory, the bytes when backward begins: weights, optimizer state, batch and kept activations.
     const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(policies[live_.size()]));
     theory_.push_back(static_cast<double>(theory.held_bytes(2, setup.batch)));
@@ -165,14 +166,15 @@ std::vector<PrecisionCase> precision_cases() {
 }
 
 std::int64_t StepBytes::state() const noexcept {
-  return most[index(Category::parameter)] + most[index(Category::gradient)] + most[index(Category::optimizer)];
+  return most[index(memory::Category::parameter)] + most[index(memory::Category::gradient)] +
+         most[index(memory::Category::optimizer)];
 }
 
 StepBytes step_bytes(memory::Device device, const nn::MakeRun& make) {
   const nn::MemoryProfile profile = nn::profile_training(device, make, 2, true);
   StepBytes bytes{{}, report::report_bytes(profile.peak_by_category), process_bytes(profile), profile.parameters};
-  for (const CategoryBytes& live : timeline(profile.events)) {
-    for (std::size_t i = 0; i < category_count; ++i) {
+  for (const memory::CategoryBytes& live : timeline(profile.events)) {
+    for (std::size_t i = 0; i < memory::category_count; ++i) {
       bytes.most[i] = std::max(bytes.most[i], static_cast<std::int64_t>(live[i]));
     }
   }
@@ -180,9 +182,9 @@ StepBytes step_bytes(memory::Device device, const nn::MakeRun& make) {
 }
 
 void add_categories(Rows& rows, const Config& config, const Both<StepBytes>& bytes, bool has_peak_columns,
-                    const std::function<std::optional<std::int64_t>(Category)>& theory) {
-  for (std::size_t i = 0; i < category_count; ++i) {
-    const auto category = static_cast<Category>(i);
+                    const std::function<std::optional<std::int64_t>(memory::Category)>& theory) {
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
+    const auto category = static_cast<memory::Category>(i);
     Config of_category = config;
     of_category.emplace_back("category", std::string(to_string(category)));
     Figures figures{.theory = theory(category),
@@ -247,7 +249,7 @@ std::string run_precision_bytes(Rows& rows) {
     const models::Setup setup = prepare_training(training_of(rows, one)).options.setup;
     const nn::MakeRun make = steps_of(setup, one, rows.options.device);
     add_categories(rows, config_of(one), rows.both([&](memory::Device device) { return step_bytes(device, make); }),
-                   true, [&](Category category) { return theory_of(one, setup, category); });
+                   true, [&](memory::Category category) { return theory_of(one, setup, category); });
   }
   const auto is_same_at_peak = [](const auto& row) { return value(row, "at_peak") == value(row, "at_peak_measured"); };
   return equal_rows(rows.experiment, "rows") + ", and at the peak in " +
@@ -265,7 +267,8 @@ std::string run_precision_state(Rows& rows) {
                  models::Setup setup = is_measured ? small : gpt2;
                  one.apply(setup);
                  std::int64_t theory = 0;
-                 for (const Category category : {Category::parameter, Category::gradient, Category::optimizer}) {
+                 for (const memory::Category category :
+                      {memory::Category::parameter, memory::Category::gradient, memory::Category::optimizer}) {
                    theory += *theory_of(one, setup, category);
                  }
                  const StepBytes predicted = step_bytes(dry(rows.options.device), zero_batch_run(setup));
@@ -273,9 +276,9 @@ std::string run_precision_state(Rows& rows) {
                                  .predicted = predicted.state(),
                                  .numbers = {{"per_parameter", static_cast<double>(predicted.state()) /
                                                                    static_cast<double>(predicted.parameters)},
-                                             {"parameter", predicted.most[index(Category::parameter)]},
-                                             {"gradient", predicted.most[index(Category::gradient)]},
-                                             {"optimizer_bytes", predicted.most[index(Category::optimizer)]}}};
+                                             {"parameter", predicted.most[index(memory::Category::parameter)]},
+                                             {"gradient", predicted.most[index(memory::Category::gradient)]},
+                                             {"optimizer_bytes", predicted.most[index(memory::Category::optimizer)]}}};
                  if (!is_measured) return figures;
                  const StepBytes measured = step_bytes(rows.options.device, zero_batch_run(setup));
                  figures.measured = measured.state();
@@ -478,9 +481,10 @@ std::string run_precision_int8_bytes(Rows& rows) {
                       {"image", setup.sizes.image},
                       {"batch", setup.batch},
                       {"codes", is_int8 ? "int8" : "f32"}},
-                     {bytes_on(dry(cpu)), bytes_on(cpu)}, false, [&](Category category) -> std::optional<std::int64_t> {
-                       if (category == Category::gradient || category == Category::optimizer) return 0;
-                       if (category != Category::parameter) return std::nullopt;
+                     {bytes_on(dry(cpu)), bytes_on(cpu)}, false,
+                     [&](memory::Category category) -> std::optional<std::int64_t> {
+                       if (category == memory::Category::gradient || category == memory::Category::optimizer) return 0;
+                       if (category != memory::Category::parameter) return std::nullopt;
                        const models::ModelState state = theory.state(0);
                        return is_int8 ? theory.int8_bytes() : state.parameters + state.buffers;
                      });

@@ -40,7 +40,7 @@ StepBytes step_bytes(memory::Device device, const nn::MakeRun& make);
 
 /// Rows of the most bytes of each category, measured where `numbers` are of both runs.
 void add_categories(Rows& rows, const Config& config, const Both<StepBytes>& bytes, bool has_peak_columns,
-                    const std::function<std::optional<std::int64_t>(Category)>& theory);
+                    const std::function<std::optional<std::int64_t>(memory::Category)>& theory);
 
 /// Savings of a policy over O0 for an encoder's size.
 struct EncoderSaving {

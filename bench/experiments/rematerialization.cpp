@@ -234,9 +234,9 @@ class MeanRun final : public nn::TrainingRun {
     options_.micro_batches = steps.parts;
     options_.micro_samples = steps.batch / steps.parts;
     if (steps.height == 1) {
-      inputs_ = zeros({steps.batch, steps.width}, DType::i64, device, Category::input);
+      inputs_ = zeros({steps.batch, steps.width}, DType::i64, device, memory::Category::input);
     } else {
-      inputs_ = zeros({steps.batch, steps.height, steps.width, 3}, DType::f32, device, Category::input);
+      inputs_ = zeros({steps.batch, steps.height, steps.width, 3}, DType::f32, device, memory::Category::input);
     }
   }
 

@@ -38,7 +38,7 @@ Booked booked_parameters(memory::Device device, const Stack& stack) {
     layers.push_back(
         std::make_unique<nn::SharedConv2d>(stack.width, basis, Conv2dOptions{.padding = 1}, nn::TensorOptions{device}));
   }
-  return {resources.ledger->bytes(Category::parameter), watch.bytes(*resources.arena, 0)};
+  return {resources.ledger->bytes(memory::Category::parameter), watch.bytes(*resources.arena, 0)};
 }
 
 Figures booked_figures(std::int64_t theory, const Both<Booked>& booked) {

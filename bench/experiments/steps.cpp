@@ -49,7 +49,7 @@ report::Timeline timeline_of(const models::Setup& setup, const nn::MemoryProfile
   line.name = setup.model + "-" + setup.optimizer.name;
   line.title = "Two training steps of " + label(setup);
   line.caption = "Live bytes by category after every allocation and deallocation.";
-  const std::vector<CategoryBytes> bytes = timeline(profile.events);
+  const std::vector<memory::CategoryBytes> bytes = timeline(profile.events);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     line.events.push_back({report::report_bytes(bytes[i]), std::string(path_name(profile.events[i].path))});
   }
@@ -138,7 +138,7 @@ std::string run_placement(Rows& rows) {
       const memory::Device device = dry(rows.options.device);
       const nn::MakeRun make = zero_batch_run(setup);
       const nn::MemoryProfile dynamic = nn::profile_training(device, make, steps, true);
-      const std::vector<StepPlacement> plans = nn::plan_steps(dynamic, nn::placement_options(device));
+      const std::vector<memory::StepPlacement> plans = nn::plan_steps(dynamic, nn::placement_options(device));
       const nn::MemoryProfile placed = nn::profile_training(device, make, steps, false, plans);
       const memory::Placement& steady = plans.back().placement;
       optimal += steady.is_optimal ? 1 : 0;
@@ -146,7 +146,7 @@ std::string run_placement(Rows& rows) {
       deviations += placed.placed.deviations;
       const auto load = static_cast<double>(dynamic.lower_bound_bytes);
       double ms = 0;
-      for (const StepPlacement& plan : plans) ms = std::max(ms, plan.placement.ms);
+      for (const memory::StepPlacement& plan : plans) ms = std::max(ms, plan.placement.ms);
       Figures figures{.predicted = placed.peak_bytes,
                       .numbers = {{"load", load},
                                   {"dynamic_height", dynamic.peak_height_bytes},

@@ -68,7 +68,7 @@ class WeightAverage {
 
  private:
   const models::Model& model_;
-  std::shared_ptr<Tier> tier_;
+  std::shared_ptr<memory::Tier> tier_;
   std::vector<Tensor> averages_;
   std::vector<memory::Offloaded> away_;
 };
@@ -126,7 +126,7 @@ class TechniqueRun final : public nn::TrainingRun {
 
   PassBytes pass(const memory::Stack& stack, const PartWatch& watch, const std::string& layers) {
     const std::size_t first_event = stack.trace->event_count();
-    Transaction transaction;
+    tape::Transaction transaction;
     PassBytes bytes;
     {
       Tape tape;
@@ -136,16 +136,17 @@ class TechniqueRun final : public nn::TrainingRun {
         const Recording on(tape);
         loss = loss_of(batches_.front());
       }
-      bytes.kept = stack.ledger->bytes(Category::activation);
-      bytes.kept_layers = stack.ledger->bytes(Category::activation, layers);
+      bytes.kept = stack.ledger->bytes(memory::Category::activation);
+      bytes.kept_layers = stack.ledger->bytes(memory::Category::activation, layers);
       const std::size_t nodes = tape.node_count();
       tape.backward(loss);
       bytes.process = watch.bytes(*stack.arena, nodes);
     }
-    const std::vector<CategoryBytes> states = timeline(stack.trace->events());
+    const std::vector<memory::CategoryBytes> states = timeline(stack.trace->events());
     for (std::size_t i = first_event; i < states.size(); ++i) {
-      const auto of = [&](Category category) { return states[i][static_cast<std::size_t>(category)]; };
-      bytes.peak = std::max(bytes.peak, static_cast<std::size_t>(of(Category::activation) + of(Category::temporary)));
+      const auto of = [&](memory::Category category) { return states[i][static_cast<std::size_t>(category)]; };
+      bytes.peak = std::max(
+          bytes.peak, static_cast<std::size_t>(of(memory::Category::activation) + of(memory::Category::temporary)));
     }
     return bytes;
   }
@@ -341,7 +342,7 @@ StepForm complete(memory::Device device, const models::Setup& setup, const Entry
 /// Whether this machine can hold a tier on a disk.
 bool has_direct_files() {
   try {
-    const FileTier tier;
+    const memory::FileTier tier;
     return true;
   } catch (const FileError&) {
     return false;
@@ -455,7 +456,8 @@ bool Comparison::is_equal() const noexcept {
          is_resident;
 }
 
-Comparison compare(memory::Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement) {
+Comparison compare(memory::Device device, const nn::MakeRun& make,
+                   const std::vector<memory::StepPlacement>& placement) {
   constexpr std::size_t steps = 2;
   return {nn::profile_training(dry(device), make, steps, false, placement),
           nn::profile_training(device, make, steps, false, placement)};

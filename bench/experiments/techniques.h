@@ -39,8 +39,8 @@ struct StepForm {
   bool fuses_optimizer = false;     ///< each parameter is updated in backward; gradients are then not clipped
   bool is_inference = false;        ///< a forward in evaluation mode, without a tape
   Average average = Average::none;  ///< of the weights, made and updated by the run
-  std::shared_ptr<const TapePlan> tape = nullptr;  ///< replaces the program's segments, unless null
-  std::vector<StepPlacement> placement = {};       ///< of the steps' blocks; if empty, the arena decides
+  std::shared_ptr<const TapePlan> tape = nullptr;     ///< replaces the program's segments, unless null
+  std::vector<memory::StepPlacement> placement = {};  ///< of the steps' blocks; if empty, the arena decides
 };
 
 /// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
@@ -80,6 +80,7 @@ struct Comparison {
 };
 
 /// Two steps on the dry twin of `device`, then for real.
-Comparison compare(memory::Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement = {});
+Comparison compare(memory::Device device, const nn::MakeRun& make,
+                   const std::vector<memory::StepPlacement>& placement = {});
 
 }  // namespace thimble::bench

@@ -20,7 +20,7 @@ class WatchedRanks : public optim::Ranks {
   std::span<const optim::MicroBatch> all_parts(std::span<const optim::MicroBatch> own) override {
     return inner_.all_parts(own);
   }
-  void take_gradient(const std::shared_ptr<Leaf>& leaf) override { inner_.take_gradient(leaf); }
+  void take_gradient(const std::shared_ptr<tape::Leaf>& leaf) override { inner_.take_gradient(leaf); }
   void end_micro_batch(std::size_t chunk) override { inner_.end_micro_batch(chunk); }
   void complete_gradients() override { inner_.complete_gradients(); }
   Tensor sum_losses(std::span<const Tensor> own) override { return inner_.sum_losses(own); }
@@ -29,7 +29,7 @@ class WatchedRanks : public optim::Ranks {
     look_();
     inner_.share_parameters();
   }
-  void share_state(Transaction& t) override { inner_.share_state(t); }
+  void share_state(tape::Transaction& t) override { inner_.share_state(t); }
   void drop_gradients() noexcept override { inner_.drop_gradients(); }
 
  private:

@@ -48,7 +48,7 @@ Tensor read_input(const SafetensorsReader& file, const std::string& name, DType 
   const nn::FileLayout layout = entry.shape.size() == 4 ? nn::FileLayout::oihw : nn::FileLayout::same;
   std::vector<std::int64_t> sizes = entry.shape;
   if (layout == nn::FileLayout::oihw) sizes = {sizes[0], sizes[2], sizes[3], sizes[1]};
-  const Tensor t = Tensor::empty(Shape(std::span<const std::int64_t>(sizes)), dtype, cpu, Category::input);
+  const Tensor t = Tensor::empty(Shape(std::span<const std::int64_t>(sizes)), dtype, cpu, memory::Category::input);
   const nn::NamedTensor target{name, t, layout};
   nn::check_file_tensor("batches", entry, target, nn::Conversion::floating);
   nn::FileStaging staging;
@@ -93,7 +93,7 @@ std::vector<nn::NamedTensor> gradients_of(const models::Model& model) {
 /// nn::training_step, which also copies the gradients before they are freed.
 double train_step(models::Model& model, optim::Optimizer& optimizer, const models::Batch& batch,
                   std::vector<nn::NamedTensor>* results) {
-  Transaction transaction;
+  tape::Transaction transaction;
   const Tensor loss = optim::accumulate_gradients(1, 0, [&](std::int64_t) { return model.loss(batch); });
   if (results) append_copies(*results, "gradient", gradients_of(model));
   optimizer.step();

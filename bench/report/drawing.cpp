@@ -355,7 +355,7 @@ void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std:
   }
 }
 
-std::vector<LegendEntry> category_legend(const std::vector<Category>& categories) {
+std::vector<LegendEntry> category_legend(const std::vector<memory::Category>& categories) {
   std::vector<LegendEntry> legend;
   for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
     legend.push_back(

@@ -191,12 +191,12 @@ void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std:
                  bool is_upright = false);
 
 /// Entries for categories, from the axis outwards; the outermost comes first, as the eye meets it.
-std::vector<LegendEntry> category_legend(const std::vector<Category>& categories);
+std::vector<LegendEntry> category_legend(const std::vector<memory::Category>& categories);
 /// Of the stacking order, the categories for which `has_bytes(index)`.
 template <class HasBytes>
-std::vector<Category> categories_with(HasBytes has_bytes) {
-  std::vector<Category> list;
-  for (const Category category : stacking_order) {
+std::vector<memory::Category> categories_with(HasBytes has_bytes) {
+  std::vector<memory::Category> list;
+  for (const memory::Category category : stacking_order) {
     if (has_bytes(static_cast<std::size_t>(category))) list.push_back(category);
   }
   return list;

@@ -21,7 +21,7 @@ namespace thimble::report {
 enum class Unit : std::uint8_t { plain, bytes, milliseconds, percent };
 
 /// Bytes by memory category, indexed by `Category`.
-using CategoryBytes = std::array<std::int64_t, category_count>;
+using CategoryBytes = std::array<std::int64_t, memory::category_count>;
 
 /// Sum over the categories.
 inline std::int64_t total(const CategoryBytes& bytes) noexcept {
@@ -31,7 +31,7 @@ inline std::int64_t total(const CategoryBytes& bytes) noexcept {
 }
 
 /// The bytes of a ledger or a trace.
-inline CategoryBytes report_bytes(const std::array<std::size_t, category_count>& bytes) noexcept {
+inline CategoryBytes report_bytes(const std::array<std::size_t, memory::category_count>& bytes) noexcept {
   CategoryBytes result{};
   for (std::size_t i = 0; i < bytes.size(); ++i) result[i] = static_cast<std::int64_t>(bytes[i]);
   return result;

@@ -115,14 +115,14 @@ class Slices {
 
 void add_step(ordered_json& events, const bench::StepTrace& step, int process) {
   add_name(events, process, step.name);
-  const std::vector<thimble::CategoryBytes> live = timeline(step.events);
+  const std::vector<thimble::memory::CategoryBytes> live = timeline(step.events);
   Slices slices(events, process);
   // Time 0 is the moment before the step; without anything alive then there is no such moment.
   for (std::size_t i = step.before == 0 ? 0 : step.before - 1; i < live.size(); ++i) {
     const std::size_t time = i + 1 - step.before;
     ordered_json args;
-    for (std::size_t k = 0; k < category_count; ++k) {
-      args[std::string(to_string(static_cast<Category>(k)))] = live[i][k];
+    for (std::size_t k = 0; k < memory::category_count; ++k) {
+      args[std::string(to_string(static_cast<memory::Category>(k)))] = live[i][k];
     }
     events.push_back(
         {{"ph", "C"}, {"pid", process}, {"tid", 1}, {"ts", time}, {"name", "bytes by category"}, {"args", args}});
@@ -156,7 +156,7 @@ std::vector<SnapshotBlock> blocks_at_end(const bench::StepTrace& step) {
 }
 
 // A list of one frame: a module path, in a category's file.
-ordered_json frames_of(PathId path, Category category) {
+ordered_json frames_of(PathId path, memory::Category category) {
   return ordered_json::array({{{"filename", to_string(category)}, {"line", 0}, {"name", path_name(path)}}});
 }
 
@@ -165,8 +165,8 @@ ordered_json block_json(const SnapshotBlock& block) {
           {"size", block.bytes},
           {"requested_size", block.event ? block.bytes : 0},
           {"state", block.event ? "active_allocated" : "inactive"},
-          {"frames",
-           block.event ? frames_of(block.event->path, block.event->category) : frames_of(0, Category::temporary)}};
+          {"frames", block.event ? frames_of(block.event->path, block.event->category)
+                                 : frames_of(0, memory::Category::temporary)}};
 }
 
 // The arena as one segment at the end of the step. Its blocks and the holes between them follow one another without a
@@ -222,7 +222,8 @@ std::string write_chrome_trace(const bench::PlanView& view) {
 std::string write_snapshot(const bench::PlanView& view) {
   const bench::StepTrace& step = view.planned();
   ordered_json trace = ordered_json::array();
-  trace.push_back(event_json("segment_alloc", 0, step.dynamic.committed_bytes, frames_of(0, Category::temporary)));
+  trace.push_back(
+      event_json("segment_alloc", 0, step.dynamic.committed_bytes, frames_of(0, memory::Category::temporary)));
   for (const memory::Trace::Event& event : step.events) {
     if (event.action == memory::Trace::Action::relabel) continue;
     const auto add = [&](const char* action) {

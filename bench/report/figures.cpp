@@ -276,7 +276,7 @@ std::string hover(const Chart& chart, const Bars& bars) {
 
 Bar category_bar(const std::string& label, const CategoryBytes& bytes) {
   Bar bar{label, {}};
-  for (const Category category : stacking_order) {
+  for (const memory::Category category : stacking_order) {
     bar.parts.push_back(
         {std::string(label_of(category)), bytes[static_cast<std::size_t>(category)], paint_of(category)});
   }
@@ -354,7 +354,7 @@ void begin_group_at(Svg& svg, double time) { svg.begin_group("data-time=\"" + co
 // The outline of some categories together, over `columns`, each an event. Each layer is drawn down to the axis with the
 // next one on top of it, so that no light shows between neighbours.
 SvgPath outline(const Chart& chart, const Timeline& timeline, const std::vector<std::size_t>& columns,
-                std::span<const Category> categories) {
+                std::span<const memory::Category> categories) {
   const AxisMap to_y = chart.to_y();
   SvgPath path;
   path.move(0, chart.frame.bottom);
@@ -362,7 +362,7 @@ SvgPath outline(const Chart& chart, const Timeline& timeline, const std::vector<
   const std::size_t events = timeline.events.size();
   for (std::size_t i = 0; i < columns.size(); ++i) {
     std::int64_t sum = 0;
-    for (const Category category : categories) {
+    for (const memory::Category category : categories) {
       sum += timeline.events[columns[i]].bytes[static_cast<std::size_t>(category)];
     }
     if (sum == previous) continue;
@@ -402,7 +402,7 @@ void draw_peak(Chart& chart, const Timeline& timeline) {
 }
 
 // An entry per event, of many for the highest of each stretch.
-std::string hover(const Chart& chart, const Timeline& timeline, const std::vector<Category>& categories) {
+std::string hover(const Chart& chart, const Timeline& timeline, const std::vector<memory::Category>& categories) {
   const std::vector<std::size_t> told = highest_of_stretches(timeline.events, hover_events_max);
   const auto count = static_cast<double>(timeline.events.size());
   Hover hover("timeline", chart.frame, count, chart.y.high);
@@ -438,13 +438,13 @@ Figure draw(const Timeline& timeline, Medium medium) {
   check(timeline);
   const CategoryBytes& at_peak = timeline.events[peak_event(timeline)].bytes;
   const std::vector<Level> levels = make_levels(timeline.budget_bytes, timeline.bounds);
-  const std::vector<Category> categories = categories_with([&](std::size_t category) {  // in stacking order
+  const std::vector<memory::Category> categories = categories_with([&](std::size_t category) {  // in stacking order
     const auto has_bytes = [&](const Event& event) { return event.bytes[category] > 0; };
     return std::any_of(timeline.events.begin(), timeline.events.end(), has_bytes);
   });
   std::vector<LegendEntry> legend = category_legend(categories);
   for (std::size_t i = 0; i < legend.size(); ++i) {
-    const Category category = categories[legend.size() - 1 - i];
+    const memory::Category category = categories[legend.size() - 1 - i];
     legend[i].detail = format_bytes(at_peak[static_cast<std::size_t>(category)]) + " at the peak";
   }
   const double high = reach(static_cast<double>(std::max(timeline.scale_bytes, total(at_peak))), levels);

@@ -271,7 +271,7 @@ std::set<std::string_view> categories_shown(const Report& report) {
     for (const Timeline& timeline : experiment.timelines) {
       for (const Event& event : timeline.events) {
         for (std::size_t i = 0; i < event.bytes.size(); ++i) {
-          if (event.bytes[i] > 0) shown.insert(label_of(static_cast<Category>(i)));
+          if (event.bytes[i] > 0) shown.insert(label_of(static_cast<memory::Category>(i)));
         }
       }
     }
@@ -290,7 +290,7 @@ std::string reading_guide(const Report& report) {
   const std::set<std::string_view> shown = categories_shown(report);
   if (!shown.empty()) {
     html += "<ul class=\"chips\">";
-    for (const Category category : stacking_order) {
+    for (const memory::Category category : stacking_order) {
       if (shown.count(label_of(category)) == 0) continue;
       html += "<li><span class=\"swatch\" style=\"background:var(--" + std::string(paint_of(category).name) +
               ")\"></span>" + std::string(label_of(category)) + "</li>";

@@ -11,7 +11,7 @@ struct CategoryStyle {
 };
 
 // Indexed by Category.
-constexpr std::array<CategoryStyle, category_count> category_styles = {
+constexpr std::array<CategoryStyle, memory::category_count> category_styles = {
     {{{"parameter", "#365295", "#4a76cd"}, "parameters"},
      {{"gradient", "#db4609", "#f96143"}, "gradients"},
      {{"optimizer", "#9c66c5", "#bc8adb"}, "optimizer state"},
@@ -37,9 +37,11 @@ std::string declarations(std::string_view Paint::*scheme) {
 
 }  // namespace
 
-const Paint& paint_of(Category category) noexcept { return category_styles[static_cast<std::size_t>(category)].paint; }
+const Paint& paint_of(memory::Category category) noexcept {
+  return category_styles[static_cast<std::size_t>(category)].paint;
+}
 
-std::string_view label_of(Category category) noexcept {
+std::string_view label_of(memory::Category category) noexcept {
   return category_styles[static_cast<std::size_t>(category)].label;
 }
 

@@ -47,17 +47,18 @@ inline constexpr std::array<Paint, 5> series_paints = {{{"series0", "#288cd0", "
                                                         {"series4", "#833909", "#ee997d"}}};
 
 /// The colour of a category.
-const Paint& paint_of(Category category) noexcept;
+const Paint& paint_of(memory::Category category) noexcept;
 
 /// The name people read in a legend: "parameters", "gradients", "optimizer state", "activations", ...
-std::string_view label_of(Category category) noexcept;
+std::string_view label_of(memory::Category category) noexcept;
 /// The name of the category with this colour; empty for other colours.
 std::string_view label_of(const Paint& paint) noexcept;
 
 /// The order in which categories are stacked, from the axis outwards: the longest-lived comes first.
-inline constexpr std::array<Category, category_count> stacking_order = {
-    Category::parameter,  Category::optimizer, Category::gradient,  Category::input,
-    Category::activation, Category::temporary, Category::workspace, Category::communication};
+inline constexpr std::array<memory::Category, memory::category_count> stacking_order = {
+    memory::Category::parameter, memory::Category::optimizer,    memory::Category::gradient,
+    memory::Category::input,     memory::Category::activation,   memory::Category::temporary,
+    memory::Category::workspace, memory::Category::communication};
 
 /// CSS custom properties for every colour (`--ink: #1d232b`) on :root, the dark scheme's under prefers-color-scheme on
 /// screens (paper stays light), and the classes `.f-NAME` (fill) and `.s-NAME` (stroke) that pictures use.

@@ -118,7 +118,7 @@ Timeline step_timeline(const bench::PlanView& view, const bench::StepTrace& step
   std::size_t highest = 0;
   for (const bench::StepTrace& one : view.steps) highest = std::max(highest, one.live_peak_bytes);
   line.scale_bytes = std::llround(scale_of(view, highest));
-  const std::vector<thimble::CategoryBytes> states = timeline(step.events);
+  const std::vector<thimble::memory::CategoryBytes> states = timeline(step.events);
   line.events.push_back({step.before == 0 ? CategoryBytes{} : report_bytes(states[step.before - 1]), ""});
   for (std::size_t i = step.before; i < states.size(); ++i) {
     line.events.push_back({report_bytes(states[i]), std::string(path_name(step.events[i].path))});
@@ -149,13 +149,14 @@ AddressMap step_blocks(const bench::StepTrace& step, const bench::StepLayout& la
 }
 
 Figure step_map(const bench::PlanView& view, const bench::StepTrace& step) {
-  std::set<Category> shown;
+  std::set<memory::Category> shown;
   std::size_t highest = 0;
   for (const StepTrace& one : view.steps) {
     highest = std::max({highest, one.dynamic.height_bytes, one.placed.height_bytes});
     for (const memory::Trace::Event& event : one.events) shown.insert(event.category);
   }
-  const auto categories = categories_with([&](std::size_t i) { return shown.count(static_cast<Category>(i)) != 0; });
+  const auto categories =
+      categories_with([&](std::size_t i) { return shown.count(static_cast<memory::Category>(i)) != 0; });
   const double high = scale_of(view, highest);  // one scale for all steps of the view
   const AxisTicks ticks = make_ticks(0, high, {.title = "", .unit = Unit::bytes}, 6);
   std::array<AddressMap, 2> maps = {step_blocks(step, step.dynamic, "placed on demand by the dynamic arena"),

@@ -22,9 +22,9 @@ namespace thimble::bench {
 namespace {
 
 /// Notes where blocks lie, numbered as memory::Trace numbers them.
-class Addresses final : public Decorator {
+class Addresses final : public memory::Decorator {
  public:
-  explicit Addresses(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
+  explicit Addresses(std::shared_ptr<memory::Resource> upstream) : memory::Decorator(std::move(upstream)) {}
 
   /// Begins again with the blocks that live now, as Trace::restart does.
   void restart() {
@@ -35,7 +35,7 @@ class Addresses final : public Decorator {
     noted_.clear();
     for (const auto& [id, block] : live) note(block);
   }
-  StepLayout layout(const Arena& arena) const {
+  StepLayout layout(const memory::Arena& arena) const {
     StepLayout layout;
     for (const auto& [address, bytes] : noted_) {
       layout.offsets.push_back(static_cast<std::size_t>(address - arena.base()));
@@ -49,23 +49,26 @@ class Addresses final : public Decorator {
     live_.emplace(block, noted_.size());
     noted_.emplace_back(block->address, block->bytes);
   }
-  memory::Block* do_allocate(const Request& request) override {
+  memory::Block* do_allocate(const memory::Request& request) override {
     memory::Block* const block = upstream_allocate(request);
     note(block);
     return block;
   }
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override {
+  void do_deallocate(memory::Block* block, memory::Stream stream) noexcept override {
     live_.erase(block);
     upstream_deallocate(block, stream);
   }
-  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  void do_relabel(memory::Block* block, memory::Category category) noexcept override {
+    upstream_relabel(block, category);
+  }
 
   std::unordered_map<const memory::Block*, std::size_t> live_;
   std::vector<std::pair<const std::byte*, std::size_t>> noted_;  // address and bytes, by id
 };
 
 /// Runs two steps, placed by `plans`, and copies the second one into `trace`. Returns where its blocks lie.
-StepLayout run_steps(memory::Device on, const nn::MakeRun& make, std::vector<StepPlacement> plans, StepTrace& trace) {
+StepLayout run_steps(memory::Device on, const nn::MakeRun& make, std::vector<memory::StepPlacement> plans,
+                     StepTrace& trace) {
   memory::Options options = nn::profile_options(on);
   options.trace = true;
   options.plans = std::move(plans);

@@ -161,14 +161,14 @@ double bytes_of(const TapeGraph& graph, std::uint32_t value) {
 }
 
 double forward_bytes(const TapeGraph& graph, const TapeGraph::Node& node) {
-  if (node.type->cost == Cost::view) return 0;
+  if (node.type->cost == ops::Cost::view) return 0;
   double bytes = bytes_of(graph, node.output);
   for (const std::uint32_t input : node.inputs) bytes += bytes_of(graph, input);
   return bytes;
 }
 
 double backward_bytes(const TapeGraph& graph, const TapeGraph::Node& node) {
-  if (node.type->cost == Cost::view || !node.needs.any()) return 0;
+  if (node.type->cost == ops::Cost::view || !node.needs.any()) return 0;
   double bytes = bytes_of(graph, node.output);
   for (const std::uint32_t saved : node.saved) bytes += bytes_of(graph, saved);
   for (std::size_t i = 0; i < node.inputs.size(); ++i) {

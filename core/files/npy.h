@@ -66,7 +66,8 @@ void write_npy(const std::string& path, DType dtype, std::span<const std::int64_
 
 /// Loads an array as a dense tensor of the same dtype and shape. On a dry device only the header is read. Throws
 /// FileError as read_npy() does, OutOfMemory, DeviceError.
-Tensor load_npy(const std::string& path, memory::Device device = cpu, Category category = Category::input);
+Tensor load_npy(const std::string& path, memory::Device device = cpu,
+                memory::Category category = memory::Category::input);
 
 /// Writes a tensor of any strides, row-major and atomically. Throws DTypeError for bf16 and fp8 (convert to f32) and
 /// for quantized tensors, whose scales the format cannot hold; DeviceError on a dry device; FileError.

@@ -100,7 +100,7 @@ struct Identity {
 };
 
 /// Whether `path` is the output's path, its infix and a number.
-bool is_of_infix(const std::string& path, const Output& output) {
+bool is_of_infix(const std::string& path, const files::Output& output) {
   if (output.infix.empty() || output.path.empty()) return false;
   const auto in_its_folder = [](const std::string& given) {
     std::error_code error;
@@ -112,7 +112,7 @@ bool is_of_infix(const std::string& path, const Output& output) {
          name.find_first_not_of("0123456789", start.size()) == std::string::npos;
 }
 
-[[noreturn]] void refuse(const Output& output, std::string_view expected, std::string_view got) {
+[[noreturn]] void refuse(const files::Output& output, std::string_view expected, std::string_view got) {
   throw ValueError(output.option + ": expected " + std::string(expected) + ", got " + quote(output.path, longest_name) +
                    ", which " + std::string(got) + "; give another name");
 }
@@ -141,7 +141,7 @@ bool takes_streams(const std::string& path) {
   return type == S_IFCHR || type == S_IFIFO || is_standard_output(path);
 }
 
-bool is_kind(const std::string& path, const FileKind& kind) {
+bool is_kind(const std::string& path, const files::FileKind& kind) {
   const InputFile file(path);
   if (file.bytes() == 0) return true;
   std::string head(static_cast<std::size_t>(std::min(file.bytes(), head_bytes)), '\0');
@@ -156,7 +156,7 @@ bool is_read_by_name(const std::string& name) {
 }
 
 /// Whether reading a folder reads the existing file `output`: because of its name, or because it is of another kind.
-bool is_read_in(const std::string& folder, const Output& output) {
+bool is_read_in(const std::string& folder, const files::Output& output) {
   std::error_code error;
   const Identity own(output.path);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
@@ -169,7 +169,7 @@ bool is_read_in(const std::string& folder, const Output& output) {
 }  // namespace
 
 namespace file_kinds {
-const FileKind checkpoint{"a checkpoint", is_checkpoint}, weights{"a safetensors file of weights", is_weights},
+const files::FileKind checkpoint{"a checkpoint", is_checkpoint}, weights{"a safetensors file of weights", is_weights},
     plan{"a plan", is_json<plan_text>}, costs{"a file of times", is_json<costs_text>},
     adapters{"a configuration of adapters", is_json<adapters_text>}, tokens{"a file of tokens", is_tokens},
     lifetimes{"a CSV of lifetimes", is_csv<lifetimes_text>, true}, trace{"a trace", is_json<trace_text>, true},
@@ -179,7 +179,7 @@ const FileKind checkpoint{"a checkpoint", is_checkpoint}, weights{"a safetensors
     text{"a text", is_never, true}, folder{"a folder", is_never};
 }  // namespace file_kinds
 
-void check_kind(const Output& output, bool overwrites, std::string_view fix) {
+void check_kind(const files::Output& output, bool overwrites, std::string_view fix) {
   if (overwrites || output.path.empty() || !is_regular(output.path) || is_kind(output.path, *output.kind)) return;
   const bool is_marked = output.kind != &file_kinds::text;
   throw ValueError(output.option + ": expected a new file" +
@@ -212,15 +212,15 @@ void make_output_folder(const std::string& option, const std::string& folder) {
   }
 }
 
-void check_names(const std::vector<Output>& outputs, std::string_view prefix) {
+void check_names(const std::vector<files::Output>& outputs, std::string_view prefix) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    Output output = outputs[i];
+    files::Output output = outputs[i];
     if (output.path.empty()) continue;
     output.option.insert(0, prefix);
     const Identity own(output.path);
     const bool is_folder = output.kind == &file_kinds::folder;
     for (std::size_t k = 0; k < outputs.size(); ++k) {
-      const Output& other = outputs[k];
+      const files::Output& other = outputs[k];
       if (k == i || other.path.empty()) continue;
       if (is_of_infix(output.path, other)) refuse(output, "another name", "is kept for files of " + other.option);
       const Identity its(other.path);
@@ -234,12 +234,13 @@ void check_names(const std::vector<Output>& outputs, std::string_view prefix) {
   }
 }
 
-void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites) {
+void check_outputs(const std::vector<files::Output>& outputs, const std::vector<files::Input>& inputs,
+                   bool overwrites) {
   check_names(outputs);
-  for (const Output& output : outputs) {
+  for (const files::Output& output : outputs) {
     if (output.path.empty() || output.kind == &file_kinds::folder) continue;
     const Identity own(output.path);
-    for (const Input& input : inputs) {
+    for (const files::Input& input : inputs) {
       if (input.path.empty() || input.replaced_by == output.option) continue;
       if (own == Identity(input.path)) refuse(output, "a file that is not read", input.option + " reads");
       std::error_code error;

@@ -9,6 +9,8 @@
 
 namespace thimble {
 
+namespace files {
+
 /// The kinds of files that the project writes, recognized by their first bytes.
 struct FileKind {
   std::string_view name;  ///< as in errors: "a checkpoint"
@@ -16,13 +18,18 @@ struct FileKind {
   bool (*is)(std::string_view head, std::uint64_t bytes);
   bool is_stream = false;  ///< may go to a device or a pipe; other kinds are read again, and renamed into place
 };
+
+}  // namespace files
+
 namespace file_kinds {
-extern const FileKind checkpoint, weights, plan, costs, adapters, tokens, lifetimes, trace, snapshot, page, picture,
-    results, table, index;
+extern const files::FileKind checkpoint, weights, plan, costs, adapters, tokens, lifetimes, trace, snapshot, page,
+    picture, results, table, index;
 /// Texts cannot be recognized, so an existing file is never replaced.
-extern const FileKind text;
-extern const FileKind folder;  ///< not a file: only its name is checked
+extern const files::FileKind text;
+extern const files::FileKind folder;  ///< not a file: only its name is checked
 }  // namespace file_kinds
+
+namespace files {
 
 /// A file to write, and its option: "--html", "`save`". With an empty path nothing is written.
 struct Output {
@@ -37,9 +44,11 @@ struct Input {
   std::string replaced_by = {};  ///< the option of the output that may replace it
 };
 
+}  // namespace files
+
 /// Throws ValueError if two outputs collide: both are one file, a folder is at or below another's file, or one has a
 /// name with another's `infix`. `prefix` begins the message.
-void check_names(const std::vector<Output>& outputs, std::string_view prefix = "");
+void check_names(const std::vector<files::Output>& outputs, std::string_view prefix = "");
 
 /// Throws ValueError as check_names does, and if an output
 /// - is one of the inputs, or one of the files read in an input folder, under any name or link;
@@ -47,7 +56,7 @@ void check_names(const std::vector<Output>& outputs, std::string_view prefix = "
 /// - is a character device or a pipe, and its kind is no stream. Several outputs may go to one device;
 /// - cannot be written, as an AtomicFile finds out.
 /// Leaves existing files unchanged.
-void check_outputs(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites);
+void check_outputs(const std::vector<files::Output>& outputs, const std::vector<files::Input>& inputs, bool overwrites);
 
 /// Writes an output whose kind is a stream: directly to a character device, a pipe or standard output, else as
 /// write_file_atomically does. Waits until a pipe has a reader. Throws FileError.
@@ -57,6 +66,7 @@ void write_output(const std::string& path, std::string_view text);
 void make_output_folder(const std::string& option, const std::string& folder);
 
 /// Checks only a file's kind. `fix` ends the message.
-void check_kind(const Output& output, bool overwrites, std::string_view fix = "give another name, or `overwrites`");
+void check_kind(const files::Output& output, bool overwrites,
+                std::string_view fix = "give another name, or `overwrites`");
 
 }  // namespace thimble

@@ -57,7 +57,7 @@ bool is_any_thread_launching() noexcept {
   return (launch_detail::gate.load(std::memory_order_relaxed) & ~launch_detail::moving) != 0;
 }
 
-Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()) {
+memory::Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()) {
   if (!tensor.defined()) throw ShapeError("pin: the tensor is undefined");
   if (tensor.device().is_dry) {
     throw DeviceError("pin: " + describe(tensor) + " has no data: a dry device runs no kernels");
@@ -67,19 +67,19 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
   if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
 }
 
-Pin::~Pin() {
+memory::Pin::~Pin() {
   if (tensor_.storage()) tensor_.storage()->unpin();
 }
 
-WritePin::WritePin(const Tensor& tensor) : Pin((keep_state(tensor), tensor)) {
+memory::WritePin::WritePin(const Tensor& tensor) : memory::Pin((keep_state(tensor), tensor)) {
   if (tensor_.storage()) tensor_.storage()->begin_write();
 }
 
-WritePin::~WritePin() {
+memory::WritePin::~WritePin() {
   if (tensor_.storage()) tensor_.storage()->end_write();
 }
 
-void Pin::check_dtype(DType dtype) const {
+void memory::Pin::check_dtype(DType dtype) const {
   if (!tensor_.device().is_cpu()) {
     throw DeviceError("pin: " + describe(tensor_) + " cannot be read by the host; copy it to the cpu first");
   }

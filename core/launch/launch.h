@@ -10,6 +10,9 @@
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
+namespace memory {
+class Pin;
+}
 
 struct AccessMaker {
   static Access make() noexcept { return Access(); }
@@ -41,7 +44,7 @@ class Addresses {
   Access access_;
   template <class F>
   friend void launch(memory::Device device, F&& body);
-  friend class Pin;
+  friend class memory::Pin;
 };
 
 /// Whether this thread is inside a launch. Arenas then refuse to allocate; the tests' malloc interposer checks it.
@@ -91,6 +94,8 @@ void launch(memory::Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
+namespace memory {
+
 /// A raw pointer for reading. The block does not move while the Pin lives; compaction slides others around it. On a
 /// CUDA device it is a device address, for transfers and kernels, not for the host. Fetches a parameter that is away
 /// and keeps it here while the Pin lives. Throws ShapeError (undefined), DeviceError on a dry device, and as
@@ -135,4 +140,5 @@ class WritePin final : public Pin {
   }
 };
 
+}  // namespace memory
 }  // namespace thimble

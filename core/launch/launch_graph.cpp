@@ -10,7 +10,7 @@ namespace thimble {
 LaunchGraph::LaunchGraph(memory::Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut)
     : device_(device) {
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
-  for (const Tensor& t : uses) pins_.push_back(std::make_unique<Pin>(t));
+  for (const Tensor& t : uses) pins_.push_back(std::make_unique<memory::Pin>(t));
   runtime.begin_capture(device);
   if (cut != nullptr) cut->graph_ = this;
   try {

@@ -55,7 +55,7 @@ class LaunchGraph {
   void forget() noexcept;
 
   memory::Device device_;
-  std::vector<std::unique_ptr<Pin>> pins_;
+  std::vector<std::unique_ptr<memory::Pin>> pins_;
   std::vector<void*> captures_;  // one per part
   std::size_t launches_ = 0;
 };

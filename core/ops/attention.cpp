@@ -115,7 +115,7 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
 }
 
 Tensor workspace(std::size_t bytes, memory::Device device) {
-  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, memory::Category::workspace);
 }
 
 // Writes out (B, T, H, D) and, if defined, lse.
@@ -226,7 +226,7 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
 void check_documents(const std::string& name, const Tensor& documents) {
   if (documents.device() != cpu) return;
   const Tensor dense = contiguous(documents);
-  const Pin pin(dense);
+  const memory::Pin pin(dense);
   const auto* const numbers = static_cast<const std::int32_t*>(pin.data());
   const std::int64_t keys = dense.size(1);
   for (std::int64_t i = 1; i < dense.elements(); ++i) {

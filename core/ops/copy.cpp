@@ -27,7 +27,7 @@ void run(const Tensor& to, const Tensor& from) {
   to.storage()->bump_version();
 }
 
-Tensor copy(const Tensor& t, DType dtype, Category category) {
+Tensor copy(const Tensor& t, DType dtype, memory::Category category) {
   if (!t.defined()) throw ShapeError("copy: the tensor is undefined");
   Tensor result = Tensor::empty(t.shape(), dtype, t.device(), category);
   run(result, t);
@@ -56,10 +56,11 @@ void copy_into(const Tensor& to, const Tensor& from) {
   keep_state(to);
   // Kernels read and write in any order, so another window on the same bytes is copied first.
   const bool is_other = to.strides() != from.strides() || to.offset() != from.offset();
-  run(to, is_other && to.storage() == from.storage() ? copy(from.detach(), from.dtype(), Category::temporary) : from);
+  run(to, is_other && to.storage() == from.storage() ? copy(from.detach(), from.dtype(), memory::Category::temporary)
+                                                     : from);
 }
 
-Tensor clone(const Tensor& t, Category category) {
+Tensor clone(const Tensor& t, memory::Category category) {
   check_unrecorded("clone", t, "the tensor itself, or dense()");
   return copy(t, t.dtype(), category);
 }
@@ -67,16 +68,16 @@ Tensor clone(const Tensor& t, Category category) {
 Tensor contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
   check_unrecorded("contiguous", t, "dense()");
-  return copy(t, t.dtype(), Category::temporary);
+  return copy(t, t.dtype(), memory::Category::temporary);
 }
 
 Tensor to_dtype(const Tensor& t, DType dtype) {
   if (t.dtype() == dtype) return t;
   check_unrecorded("to_dtype", t, "cast()");
-  return copy(t, dtype, Category::temporary);
+  return copy(t, dtype, memory::Category::temporary);
 }
 
-Tensor to_device(const Tensor& t, memory::Device device, Category category) {
+Tensor to_device(const Tensor& t, memory::Device device, memory::Category category) {
   if (t.device() == device) return t;
   check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
@@ -116,11 +117,11 @@ void fill(const Tensor& t, double value) {
   t.storage()->bump_version();
 }
 
-Tensor zeros(const Shape& shape, DType dtype, memory::Device device, Category category) {
+Tensor zeros(const Shape& shape, DType dtype, memory::Device device, memory::Category category) {
   return full(shape, 0, dtype, device, category);
 }
 
-Tensor full(const Shape& shape, double value, DType dtype, memory::Device device, Category category) {
+Tensor full(const Shape& shape, double value, DType dtype, memory::Device device, memory::Category category) {
   Tensor result = Tensor::empty(shape, dtype, device, category);
   fill(result, value);
   return result;
@@ -135,7 +136,7 @@ Tensor arange(std::int64_t n, DType dtype, memory::Device device) {
 }
 
 template <class T>
-Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device, Category category) {
+Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device, memory::Category category) {
   if (shape.elements() != static_cast<std::int64_t>(values.size())) {
     throw ShapeError("from_host: " + std::to_string(values.size()) + " values for shape " + to_string(shape));
   }
@@ -173,8 +174,8 @@ std::vector<T> to_host(const Tensor& t) {
   return values;
 }
 
-#define THIMBLE_HOST_COPY(T)                                                                \
-  template Tensor from_host<T>(std::span<const T>, const Shape&, memory::Device, Category); \
+#define THIMBLE_HOST_COPY(T)                                                                        \
+  template Tensor from_host<T>(std::span<const T>, const Shape&, memory::Device, memory::Category); \
   template std::vector<T> to_host<T>(const Tensor&);
 THIMBLE_HOST_COPY(double)
 THIMBLE_HOST_COPY(float)

@@ -15,7 +15,7 @@ namespace thimble {
 void copy_into(const Tensor& to, const Tensor& from);
 
 /// A dense copy with the same dtype.
-Tensor clone(const Tensor& t, Category category = Category::temporary);
+Tensor clone(const Tensor& t, memory::Category category = memory::Category::temporary);
 /// t itself if it is dense, else a dense copy.
 Tensor contiguous(const Tensor& t);
 /// A dense copy in another dtype; t itself if it has that dtype.
@@ -23,7 +23,7 @@ Tensor to_dtype(const Tensor& t, DType dtype);
 /// A dense copy on another device; t itself if it is there. Copies between two CUDA devices pass through host memory.
 /// Copies to a dry device move no data; copies from one throw DeviceError. On the dry twin of t's device the result
 /// takes no bytes of the current resource, as t itself would.
-Tensor to_device(const Tensor& t, memory::Device device, Category category = Category::temporary);
+Tensor to_device(const Tensor& t, memory::Device device, memory::Category category = memory::Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does.
 void fill(const Tensor& t, double value);
 /// Throws DTypeError if t's dtype is not floating and `value` is no integer in its range (for u8: -256 to 255, as for
@@ -31,9 +31,9 @@ void fill(const Tensor& t, double value);
 void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
-             Category category = Category::temporary);
+             memory::Category category = memory::Category::temporary);
 Tensor full(const Shape& shape, double value, DType dtype = DType::f32, memory::Device device = cpu,
-            Category category = Category::temporary);
+            memory::Category category = memory::Category::temporary);
 /// 0, 1, ..., n - 1.
 Tensor arange(std::int64_t n, DType dtype = DType::i64, memory::Device device = cpu);
 
@@ -41,10 +41,10 @@ Tensor arange(std::int64_t n, DType dtype = DType::i64, memory::Device device = 
 /// Throws ShapeError if the count does not fit the shape.
 template <class T>
 Tensor from_host(std::span<const T> values, const Shape& shape, memory::Device device = cpu,
-                 Category category = Category::temporary);
+                 memory::Category category = memory::Category::temporary);
 template <class T>
 Tensor from_host(const std::vector<T>& values, const Shape& shape, memory::Device device = cpu,
-                 Category category = Category::temporary) {
+                 memory::Category category = memory::Category::temporary) {
   return from_host(std::span<const T>(values), shape, device, category);
 }
 

@@ -40,6 +40,7 @@
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
+namespace ops {
 
 /// The growth of an operator's time, which recomputation policies compare.
 enum class Cost : std::uint8_t {
@@ -89,6 +90,8 @@ class Gradients {
   std::vector<Tensor> more_;
   int count_ = 0;
 };
+
+}  // namespace ops
 
 /// A `struct Saved` without members, for operators that keep nothing.
 struct SavesNothing {};

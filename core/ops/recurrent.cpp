@@ -29,7 +29,9 @@ struct Layer {
   DType wide() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   // The position in the sequence of the s-th computed step.
   std::int64_t place(std::int64_t s) const { return is_reverse ? steps - 1 - s : s; }
-  Tensor workspace(const Shape& shape, DType of) const { return Tensor::empty(shape, of, device, Category::workspace); }
+  Tensor workspace(const Shape& shape, DType of) const {
+    return Tensor::empty(shape, of, device, memory::Category::workspace);
+  }
 };
 
 Layer layer_of(const char* name, std::int64_t gates, bool is_reverse, const Tensor& x, const Weights& w,
@@ -67,7 +69,8 @@ Layer layer_of(const char* name, std::int64_t gates, bool is_reverse, const Tens
 
 // The state before the first step, dense; zeros if undefined.
 Tensor state_or_zeros(const Layer& l, const Tensor& state) {
-  return state.defined() ? contiguous(state) : zeros({l.samples, l.width}, l.dtype, l.device, Category::workspace);
+  return state.defined() ? contiguous(state)
+                         : zeros({l.samples, l.width}, l.dtype, l.device, memory::Category::workspace);
 }
 
 Tensor rows_of(const Tensor& t) { return view::reshape(t, {t.size(0) * t.size(1), t.size(2)}); }
@@ -210,7 +213,7 @@ Gradients Lstm::backward(Saved saved, Tensor dy, Needs needs) const {
     step(s, [&](kernels::LstmStepArgs& args, const Addresses&) { kernels::recurrent_kernels(l.device).lstm(args); });
   }
 
-  const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, Category::workspace);
+  const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, memory::Category::workspace);
   const Tensor dc = l.workspace({l.samples, l.width}, l.wide());
   copy_into(dc, at_step(dy, l.steps));
   for (std::int64_t s = l.steps; s-- > 0;) {
@@ -269,7 +272,7 @@ Gradients Gru::backward(Saved saved, Tensor dy, Needs needs) const {
   product(l, rows_of(x_gates), rows_of(x), w.ih, w.bias_ih);
   add_state_products(l, h_gates, y, h, w, false);
 
-  const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, Category::workspace);
+  const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, memory::Category::workspace);
   for (std::int64_t s = l.steps; s-- > 0;) {
     const std::int64_t place = l.place(s);
     const Tensor before = s > 0 ? at_step(y, l.place(s - 1)) : h, own = at_step(h_gates, place);

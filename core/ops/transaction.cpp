@@ -5,12 +5,12 @@
 
 namespace thimble {
 
-Transaction::Tables& Transaction::spare() noexcept {
+tape::Transaction::Tables& tape::Transaction::spare() noexcept {
   thread_local Tables room;
   return room;
 }
 
-Transaction::Transaction() : generator_(current_generator()), pass_(generator_), before_(context().transaction) {
+tape::Transaction::Transaction() : generator_(current_generator()), pass_(generator_), before_(context().transaction) {
   entries_.swap(spare().entries);
   gradients_.swap(spare().gradients);
   updates_.swap(spare().updates);
@@ -18,7 +18,7 @@ Transaction::Transaction() : generator_(current_generator()), pass_(generator_),
   generator_.start_pass();
 }
 
-Transaction::~Transaction() {
+tape::Transaction::~Transaction() {
   context().transaction = before_;
   put_back();
   // A step's random calls do not affect later counts.
@@ -35,9 +35,9 @@ Transaction::~Transaction() {
   if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
 }
 
-void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(), put_back(); }
+void tape::Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(), put_back(); }
 
-void Transaction::keep(const Tensor& target) {
+void tape::Transaction::keep(const Tensor& target) {
   if (!is_keeping_) return;
   for (const Entry& entry : kept_) {
     if (entry.target.storage() == target.storage()) return;
@@ -48,7 +48,7 @@ void Transaction::keep(const Tensor& target) {
   kept_.push_back({state, clone(state)});
 }
 
-void Transaction::put_back() noexcept {
+void tape::Transaction::put_back() noexcept {
   is_keeping_ = false;
   for (Entry& entry : kept_) {
     try {
@@ -60,14 +60,14 @@ void Transaction::put_back() noexcept {
   kept_.clear();
 }
 
-void Transaction::defer(StateUpdate update) {
+void tape::Transaction::defer(tape::StateUpdate update) {
   update.micro_batch = micro_batch_;
   updates_.push_back(std::move(update));
 }
 
-void Transaction::release_room() noexcept { spare() = {}; }
+void tape::Transaction::release_room() noexcept { spare() = {}; }
 
-Tensor Transaction::staged(const Tensor& target) {
+Tensor tape::Transaction::staged(const Tensor& target) {
   for (const Entry& entry : entries_) {
     if (entry.target.storage() == target.storage() && entry.target.offset() == target.offset()) return entry.pending;
   }
@@ -76,16 +76,16 @@ Tensor Transaction::staged(const Tensor& target) {
   return pending;
 }
 
-void Transaction::stage_gradient(const std::shared_ptr<Leaf>& leaf) {
+void tape::Transaction::stage_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
   if (leaf->transaction == this) return;
   const Tensor before = leaf->grad;
-  Tensor own = before.defined() ? clone(before, Category::gradient) : Tensor();
+  Tensor own = before.defined() ? clone(before, memory::Category::gradient) : Tensor();
   gradients_.push_back({leaf, before, leaf->transaction});
   leaf->grad = std::move(own);
   leaf->transaction = this;
 }
 
-void Transaction::commit() {
+void tape::Transaction::commit() {
   is_keeping_ = false;
   kept_.clear();
   for (Entry& entry : entries_) copy_into(entry.target, entry.pending);
@@ -95,15 +95,15 @@ void Transaction::commit() {
   generator_.set_step(generator_.step() + 1);
 }
 
-Transaction* deferring_transaction() noexcept {
-  Transaction* const step = context().transaction;
+tape::Transaction* deferring_transaction() noexcept {
+  tape::Transaction* const step = context().transaction;
   return step != nullptr && step->defers() ? step : nullptr;
 }
 
 void keep_state(const Tensor& target) {
-  Transaction* const step = context().transaction;
+  tape::Transaction* const step = context().transaction;
   const memory::Storage* const storage = target.storage().get();
-  if (step == nullptr || storage == nullptr || storage->category() != Category::parameter) return;
+  if (step == nullptr || storage == nullptr || storage->category() != memory::Category::parameter) return;
   if (storage->store() == nullptr) step->keep(target);  // a store writes its parameters as it fetches them
 }
 

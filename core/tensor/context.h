@@ -15,7 +15,9 @@ namespace thimble {
 class ParameterStore;
 class ParameterUse;
 class Tape;
+namespace tape {
 class Transaction;
+}  // namespace tape
 namespace kernels {
 class StepBlock;
 }
@@ -25,7 +27,7 @@ struct ThreadContext {
   PathId path = 0;                             ///< module path that labels allocations and nodes
   std::shared_ptr<memory::Resource> resource;  ///< for tensors on its device; defaults to default_resource
   RandomGenerator* generator = nullptr;        ///< defaults to a thread-local generator with seed 0
-  Transaction* transaction = nullptr;          ///< stages the side effects of a step (core/tensor/transaction.h)
+  tape::Transaction* transaction = nullptr;    ///< stages the side effects of a step (core/tensor/transaction.h)
   bool is_recomputing = false;                 ///< operators must have no side effects
   bool allows_tf32 = false;                    ///< for f32 products on a CUDA device (core/launch/compute_capability.h)
   int assumed_capability = 0;                  ///< of dry CUDA devices, unless 0 (core/launch/compute_capability.h)

@@ -1,6 +1,6 @@
 #include <thimble/core/tensor/resource.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 std::string_view to_string(Category category) noexcept {
   switch (category) {
@@ -24,4 +24,4 @@ std::string_view to_string(Category category) noexcept {
   return "unknown";
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

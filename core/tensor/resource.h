@@ -12,6 +12,11 @@
 
 namespace thimble {
 
+/// An interned dotted module path (`gpt.block3.mlp.fc1`); 0 is the empty path. See core/tensor/context.h.
+using PathId = std::uint32_t;
+
+namespace memory {
+
 /// The purpose of a block. Every block has exactly one category.
 enum class Category : std::uint8_t {
   parameter,
@@ -27,9 +32,6 @@ inline constexpr std::size_t category_count = 8;
 /// "parameter", "gradient", ...
 std::string_view to_string(Category category) noexcept;
 
-/// An interned dotted module path (`gpt.block3.mlp.fc1`); 0 is the empty path. See core/tensor/context.h.
-using PathId = std::uint32_t;
-
 /// An execution queue of a device; the null stream on a CPU.
 using Stream = void*;
 
@@ -41,8 +43,6 @@ struct Request {
   PathId path = 0;
   Stream stream = nullptr;
 };
-
-namespace memory {
 
 /// One allocation. Its resource owns it, and may move it unless a launch runs or it is pinned, so `address` is looked
 /// up at each launch and never kept. On a dry device `address` is never dereferenced. The handle never moves.

@@ -10,7 +10,7 @@
 
 namespace thimble {
 
-Tensor Tensor::empty(const Shape& shape, DType dtype, memory::Device device, Category category) {
+Tensor Tensor::empty(const Shape& shape, DType dtype, memory::Device device, memory::Category category) {
   Tensor result;
   result.shape_ = shape;
   result.elements_ = shape.elements();
@@ -28,9 +28,11 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, memory::Device device, Cat
   return result;
 }
 
-Tensor Tensor::empty_like(const Tensor& like, Category category) { return empty_like(like, like.shape(), category); }
+Tensor Tensor::empty_like(const Tensor& like, memory::Category category) {
+  return empty_like(like, like.shape(), category);
+}
 
-Tensor Tensor::empty_like(const Tensor& like, const Shape& shape, Category category) {
+Tensor Tensor::empty_like(const Tensor& like, const Shape& shape, memory::Category category) {
   return empty(shape, like.dtype(), like.device(), category);
 }
 
@@ -60,9 +62,9 @@ Tensor& Tensor::require_grad() {
   if (!is_floating(dtype_)) {
     throw DTypeError("require_grad: " + describe(*this) + " is not floating, so it has no gradient");
   }
-  if (!leaf_) leaf_ = std::make_shared<Leaf>();
+  if (!leaf_) leaf_ = std::make_shared<tape::Leaf>();
   set_requires_grad(true);
-  set_tape_ref({}, Origin::constant);
+  set_tape_ref({}, tape::Origin::constant);
   return *this;
 }
 
@@ -90,7 +92,7 @@ Tensor Tensor::without_bytes() const {
 Tensor Tensor::detach() const {
   Tensor result = *this;
   result.leaf_ = nullptr;
-  result.set_tape_ref({}, Origin::constant);
+  result.set_tape_ref({}, tape::Origin::constant);
   return result;
 }
 

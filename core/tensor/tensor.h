@@ -15,14 +15,10 @@
 
 namespace thimble {
 
+namespace tape {
+
 struct Leaf;
 class Transaction;
-
-/// A tensor's value on its tape. Opaque outside autograd/; tape 0 means no tape.
-struct TapeRef {
-  std::uint32_t tape = 0;
-  std::uint32_t value = 0;
-};
 
 /// The dependence of a non-leaf tensor on leaves that need a gradient. detach() makes it a constant.
 enum class Origin : std::uint8_t {
@@ -30,6 +26,14 @@ enum class Origin : std::uint8_t {
   recorded,    ///< depends on them through recorded operators
   unrecorded,  ///< depends on them through an unrecorded operator; a tape treats it as a constant
   gradient     ///< is a gradient or computed from one; detach it to use it as a constant
+};
+
+}  // namespace tape
+
+/// A tensor's value on its tape. Opaque outside autograd/; tape 0 means no tape.
+struct TapeRef {
+  std::uint32_t tape = 0;
+  std::uint32_t value = 0;
 };
 
 class Tensor {
@@ -40,10 +44,11 @@ class Tensor {
   /// A dense row-major tensor with unset elements, in the context's resource for `device`. Throws ShapeError (negative
   /// or overflowing sizes), OutOfMemory, DeviceError.
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, memory::Device device = cpu,
-                      Category category = Category::temporary);
+                      memory::Category category = memory::Category::temporary);
   /// Like empty, with the dtype and device of `like`.
-  static Tensor empty_like(const Tensor& like, Category category = Category::temporary);
-  static Tensor empty_like(const Tensor& like, const Shape& shape, Category category = Category::temporary);
+  static Tensor empty_like(const Tensor& like, memory::Category category = memory::Category::temporary);
+  static Tensor empty_like(const Tensor& like, const Shape& shape,
+                           memory::Category category = memory::Category::temporary);
 
   bool defined() const noexcept { return defined_; }
   const Shape& shape() const noexcept { return shape_; }
@@ -90,19 +95,19 @@ class Tensor {
   /// A constant with the same storage, on no tape and no leaf.
   Tensor detach() const;
 
-  const std::shared_ptr<Leaf>& leaf() const noexcept { return leaf_; }
+  const std::shared_ptr<tape::Leaf>& leaf() const noexcept { return leaf_; }
   TapeRef tape_ref() const noexcept { return tape_ref_; }
-  Origin origin() const noexcept { return origin_; }
+  tape::Origin origin() const noexcept { return origin_; }
   /// The origin of an unrecorded result of this tensor.
-  Origin origin_unrecorded() const noexcept;
-  void set_tape_ref(TapeRef ref, Origin origin) noexcept {
+  tape::Origin origin_unrecorded() const noexcept;
+  void set_tape_ref(TapeRef ref, tape::Origin origin) noexcept {
     tape_ref_ = ref;
     origin_ = origin;
   }
 
  private:
   std::shared_ptr<memory::Storage> storage_;
-  std::shared_ptr<Leaf> leaf_;
+  std::shared_ptr<tape::Leaf> leaf_;
   std::shared_ptr<const Tensor> scale_;
   Shape shape_;
   Shape strides_;
@@ -112,8 +117,10 @@ class Tensor {
   DType dtype_ = DType::f32;
   memory::Device device_;
   bool defined_ = false;
-  Origin origin_ = Origin::constant;
+  tape::Origin origin_ = tape::Origin::constant;
 };
+
+namespace tape {
 
 /// The state shared by every handle of a leaf.
 struct Leaf {
@@ -127,11 +134,13 @@ struct Leaf {
   std::vector<std::shared_ptr<Tensor* const>> members = {};
 };
 
+}  // namespace tape
+
 inline bool Tensor::requires_grad() const noexcept { return leaf_ && !leaf_->is_frozen; }
 
-inline Origin Tensor::origin_unrecorded() const noexcept {
-  if (leaf_) return leaf_->is_frozen ? Origin::constant : Origin::unrecorded;
-  return origin_ == Origin::recorded ? Origin::unrecorded : origin_;
+inline tape::Origin Tensor::origin_unrecorded() const noexcept {
+  if (leaf_) return leaf_->is_frozen ? tape::Origin::constant : tape::Origin::unrecorded;
+  return origin_ == tape::Origin::recorded ? tape::Origin::unrecorded : origin_;
 }
 
 /// "f32 (2, 3) on cpu".

@@ -13,6 +13,7 @@
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
+namespace tape {
 
 /// A change of state found by one forward, such as batch statistics. It is separate from the state, so that ranks can
 /// exchange their changes and each can apply all of them in the order of a single rank (optim/ranks.h).
@@ -93,6 +94,8 @@ class Transaction {
   Transaction* before_;
 };
 
+}  // namespace tape
+
 /// The tensor to which an operator writes a change of `target`: its staged copy inside a transaction, else `target`.
 Tensor writable_state(const Tensor& target);
 
@@ -102,6 +105,6 @@ Tensor writable_state(const Tensor& target);
 void keep_state(const Tensor& target);
 
 /// The transaction that defers state changes (StateUpdate); null if they apply at once.
-Transaction* deferring_transaction() noexcept;
+tape::Transaction* deferring_transaction() noexcept;
 
 }  // namespace thimble

@@ -8,7 +8,7 @@
 namespace thimble {
 
 void check_unrecorded(const char* function, const Tensor& t, const char* instead) {
-  if (!t.requires_grad() && t.origin() != Origin::recorded) return;
+  if (!t.requires_grad() && t.origin() != tape::Origin::recorded) return;
   if (context().tape == nullptr) return;
   const std::string_view path = path_name(context().path);
   throw AutogradError(std::string(function) + (path.empty() ? "" : " in ") + std::string(path) + ": " + describe(t) +

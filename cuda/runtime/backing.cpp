@@ -28,7 +28,7 @@ namespace cuda_backing_detail {
 
 constexpr std::size_t granule_bytes = std::size_t{2} << 20;
 
-class CudaBacking final : public Backing {
+class CudaBacking final : public memory::Backing {
  public:
   explicit CudaBacking(memory::Device device) : device_(device), driver_(gpu::driver()) {
     gpu::compute_stream(device_);  // makes the device's context, and checks that the device exists
@@ -89,7 +89,7 @@ class CudaBacking final : public Backing {
   }
 
   std::string refusal_text(std::errc error) const override {
-    if (refused_ == nullptr) return Backing::refusal_text(error);
+    if (refused_ == nullptr) return memory::Backing::refusal_text(error);
     return gpu::driver_failure(gpu::call_text(refused_, refused_bytes_, device_), refusal_);
   }
 
@@ -103,7 +103,7 @@ class CudaBacking final : public Backing {
     }
   }
 
-  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
+  void move(std::size_t from, std::size_t to, std::size_t bytes, memory::Stream) noexcept override {
     const std::size_t distance = from > to ? from - to : to - from;
     if (distance == 0) return;
     begin_stretch();
@@ -121,7 +121,7 @@ class CudaBacking final : public Backing {
     end_stretch();
     is_timed_ = false;
   }
-  MoveTime move_time() noexcept override {
+  memory::MoveTime move_time() noexcept override {
     if (under_way_.empty()) return {moved_ms_, 0};
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // so that a query does not end a capture
     cudaThreadExchangeStreamCaptureMode(&mode);
@@ -153,15 +153,15 @@ class CudaBacking final : public Backing {
     const std::size_t first = to / granule_bytes, last = (from + bytes) / granule_bytes;
     const std::size_t source = from / granule_bytes, count = bytes / granule_bytes;
     unmap_all(first, last);
-    move_granules(granules_.begin(), source, first, count);
+    memory::move_granules(granules_.begin(), source, first, count);
     if (map_all(first, last)) return true;
     unmap_all(first, last);
-    move_granules_back(granules_.begin(), source, first, count);
+    memory::move_granules_back(granules_.begin(), source, first, count);
     map_all(first, last);
     return false;
   }
 
-  void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
+  void fill(std::size_t offset, std::size_t bytes, std::byte value, memory::Stream) noexcept override {
     gpu::report_later(
         cudaMemsetAsync(reinterpret_cast<void*>(base_ + offset), std::to_integer<int>(value), bytes, stream()));
   }
@@ -315,7 +315,7 @@ class CudaBacking final : public Backing {
 
 }  // namespace cuda_backing_detail
 
-std::unique_ptr<Backing> make_cuda_backing(memory::Device device) {
+std::unique_ptr<memory::Backing> memory::make_cuda_backing(memory::Device device) {
   gpu::make_current(device);  // checks that it exists before any other call fails
   return std::make_unique<cuda_backing_detail::CudaBacking>(device);
 }

@@ -39,7 +39,8 @@ Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor
   const std::int64_t each = numbers * targets.elements();
   const Team& team = op.team;
   const PathScope path = ranks_path();
-  const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
+  const memory::Category category =
+      team.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
   Tensor all = Tensor::empty({team.parts, numbers, targets.elements()}, DType::f64, logits.device(), category);
   for (int p = 0; p < team.count(); ++p) {
     const std::int64_t begin = team.begin(op.classes), first = team.begin(op.classes, p), n = team.size(op.classes, p);
@@ -75,7 +76,7 @@ Tensor log_probabilities(const Tensor& logits, const Tensor& lse) {
 
 }  // namespace
 
-Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
+Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
   check(*this, logits, targets);
   const Form form = form_of(*this);
   const Tensor dense_targets = contiguous(targets);  // (N)
@@ -84,10 +85,10 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   const bool keeps_lse = needs[0] && !is_textbook;
   const Tensor loss = Tensor::empty({}, dtype, logits.device());
   Tensor lse = Tensor::empty(targets.shape(), dtype, logits.device(),
-                             keeps_lse ? Category::temporary : Category::workspace);  // (N)
+                             keeps_lse ? memory::Category::temporary : memory::Category::workspace);  // (N)
   {
     const Tensor all = part_numbers(*this, logits, dense_targets);
-    const Tensor losses = Tensor::empty(targets.shape(), dtype, logits.device(), Category::workspace);  // (N)
+    const Tensor losses = Tensor::empty(targets.shape(), dtype, logits.device(), memory::Category::workspace);  // (N)
     launch(logits.device(), [&](const Addresses& at) {
       const kernels::CrossEntropyKernels& run = kernels::cross_entropy_kernels(logits.device());
       const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, dense_targets, classes, at);
@@ -102,7 +103,7 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   return loss;
 }
 
-Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
+ops::Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
   const Tensor dx = reused_or_new(saved.scores);  // (N, V)
   if (dx.elements() == 0) return {dx, Tensor()};
   const Tensor dense_dy = contiguous(dy);
@@ -145,7 +146,7 @@ Tensor by_part(const Tensor& targets, std::int64_t parts) {
 
 }  // namespace
 
-Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const {
+Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
   check(*this, logits, targets);
   const Form form = form_of(*this);
   const std::int64_t rows = logits.size(0), first = targets.elements() / team.parts * team.first();
@@ -154,11 +155,12 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   const Tensor own_targets = view::slice(all_targets, 0, first, first + rows);
   const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
   const Tensor loss = Tensor::empty({}, dtype, logits.device());
-  const Tensor lse =
-      Tensor::empty({rows}, dtype, logits.device(), needs[0] ? Category::temporary : Category::workspace);
+  const Tensor lse = Tensor::empty({rows}, dtype, logits.device(),
+                                   needs[0] ? memory::Category::temporary : memory::Category::workspace);
   {
     const PathScope path = ranks_path();
-    const Category category = team.ranks != nullptr ? Category::communication : Category::workspace;
+    const memory::Category category =
+        team.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
     const Tensor losses = Tensor::empty(all_targets.shape(), dtype, logits.device(), category);
     launch(logits.device(), [&](const Addresses& at) {
       kernels::CrossEntropyArgs args;
@@ -180,7 +182,7 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, Need
   return loss;
 }
 
-Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, Needs) const {
+ops::Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
   const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / team.parts * team.first();
   const Tensor own_targets = view::slice(saved.targets, 0, first, first + rows);
   const Tensor dx = reused_or_new(saved.logits);  // (N, V)

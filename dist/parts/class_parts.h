@@ -19,7 +19,7 @@ namespace thimble::dist {
 /// that is no class).
 struct ClassPartsLoss {
   static constexpr const char* name = "class_parts_loss";
-  static constexpr Cost cost = Cost::reduction;
+  static constexpr ops::Cost cost = ops::Cost::reduction;
   struct Saved {
     Tensor scores, targets, lse;
   };
@@ -28,8 +28,8 @@ struct ClassPartsLoss {
   bool is_textbook = false;
   std::int64_t ignore_index = -100;
 
-  Tensor forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 // Cross entropy of a sharded sequence (dist/parts/sequence.h): each rank has the scores of its tokens for all classes.
@@ -46,15 +46,15 @@ struct ClassPartsLoss {
 /// divide T), DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that is no class).
 struct TokenPartsLoss {
   static constexpr const char* name = "token_parts_loss";
-  static constexpr Cost cost = Cost::reduction;
+  static constexpr ops::Cost cost = ops::Cost::reduction;
   struct Saved {
     Tensor logits, targets, lse;
   };
   Team team;
   std::int64_t ignore_index = -100;
 
-  Tensor forward(const Tensor& logits, const Tensor& targets, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 }  // namespace thimble::dist

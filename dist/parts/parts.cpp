@@ -18,9 +18,9 @@ namespace thimble::dist {
 
 int Team::first() const noexcept { return ranks != nullptr ? ranks->rank() : 0; }
 
-Tensor CopyToGroup::forward(const Tensor& x, Needs, Saved&) const { return view::reshape(x, x.shape()); }
+Tensor CopyToGroup::forward(const Tensor& x, ops::Needs, Saved&) const { return view::reshape(x, x.shape()); }
 
-Gradients CopyToGroup::backward(Saved, Tensor dy, Needs) const {
+ops::Gradients CopyToGroup::backward(Saved, Tensor dy, ops::Needs) const {
   return {ranks != nullptr ? fold(*ranks, std::move(dy), true) : dy};
 }
 
@@ -34,7 +34,7 @@ void check_terms(std::span<const Tensor> terms) {
   }
 }
 
-Tensor AllReduce::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+Tensor AllReduce::forward(std::span<const Tensor> terms, ops::Needs, Saved&) const {
   check_terms(terms);
   if (ranks != nullptr) return fold(*ranks, terms[0]);
   return sum_here(terms);
@@ -51,8 +51,8 @@ Tensor sum_here(std::span<const Tensor> terms) {
   return sum;
 }
 
-Gradients AllReduce::backward(Saved, Tensor dy, Needs needs) const {
-  Gradients gradients;
+ops::Gradients AllReduce::backward(Saved, Tensor dy, ops::Needs needs) const {
+  ops::Gradients gradients;
   for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? dy : Tensor());
   return gradients;
 }
@@ -62,9 +62,9 @@ Tensor copy_to_group(const Team& team, const Tensor& x) {
 }
 
 Tensor sum_shards(const Team& team, std::span<const Tensor> terms) {
-  if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
+  if (static_cast<int>(terms.size()) != team.count() || team.count() > ops::Needs::max_operands) {
     throw ValueError("sum_shards: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
-                     " shards; expected one each, at most " + std::to_string(Needs::max_operands));
+                     " shards; expected one each, at most " + std::to_string(ops::Needs::max_operands));
   }
   if (team.parts == 1) return terms[0];
   return team.cuts_sequence ? apply_list(ReduceScatter{team}, terms) : apply_list(AllReduce{team.ranks}, terms);
@@ -89,12 +89,12 @@ Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int>
   const std::int64_t n = own.elements();
   const int size = ranks.size();
   const PathScope path = ranks_path();
-  const Tensor rows = Tensor::empty({size, n}, own.dtype(), own.device(), Category::communication);
+  const Tensor rows = Tensor::empty({size, n}, own.dtype(), own.device(), memory::Category::communication);
   copy_into(window_of(rows, ranks.rank() * n, {n}), own);
   gather_stretches(ranks, rows);
   std::int64_t count = 0;
   for (const int layer : layers) count += layer < 0 ? 1 : size;
-  Tensor all = Tensor::empty({count}, own.dtype(), own.device(), Category::workspace);
+  Tensor all = Tensor::empty({count}, own.dtype(), own.device(), memory::Category::workspace);
   std::int64_t at = 0;
   for (std::int64_t begin = 0, end; begin < n; begin = end) {
     const int layer = layers[static_cast<std::size_t>(begin)];

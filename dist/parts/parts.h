@@ -24,23 +24,23 @@ namespace thimble::dist {
 
 struct CopyToGroup {
   static constexpr const char* name = "copy_to_group";
-  static constexpr Cost cost = Cost::view;
+  static constexpr ops::Cost cost = ops::Cost::view;
   using Saved = SavesNothing;
   Communicator* ranks = nullptr;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 struct AllReduce {
   static constexpr const char* name = "all_reduce";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Communicator* ranks = nullptr;
 
   /// Terms of one shape and dtype, from this rank's shards. Throws ShapeError, DTypeError.
-  Tensor forward(std::span<const Tensor> terms, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(std::span<const Tensor> terms, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 /// Throws ShapeError or DTypeError unless the terms have equal shapes and dtypes.

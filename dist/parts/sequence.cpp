@@ -36,11 +36,12 @@ Tensor gather(const Team& team, const Tensor& x) {
   Tensor all;  // shards in order
   {
     const PathScope path = ranks_path();
-    all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(), Category::communication);
+    all = Tensor::empty({team.parts * x.size(0), x.size(1), x.size(2)}, x.dtype(), x.device(),
+                        memory::Category::communication);
   }
   copy_into(window_of(all, team.first() * n, {n}), window_of(own, 0, {n}));
   gather_stretches(*team.ranks, all);
-  if (x.size(0) == 1) all.storage()->set_category(Category::temporary);  // it is the result
+  if (x.size(0) == 1) all.storage()->set_category(memory::Category::temporary);  // it is the result
   return to_whole(all, team.parts);
 }
 
@@ -53,7 +54,7 @@ Tensor sum_and_cut(const Team& team, const Tensor& x, bool last_first) {
 
 }  // namespace
 
-Tensor AllGather::forward(const Tensor& x, Needs, Saved&) const {
+Tensor AllGather::forward(const Tensor& x, ops::Needs, Saved&) const {
   if (x.rank() != 3 || x.size(0) % team.count() != 0) {
     throw ShapeError(std::string(name) + ": " + describe(x) + "; expected (P B, T / t, C) of P " +
                      std::to_string(team.count()) + " shards");
@@ -61,11 +62,11 @@ Tensor AllGather::forward(const Tensor& x, Needs, Saved&) const {
   return gather(team, x);
 }
 
-Gradients AllGather::backward(Saved, Tensor dy, Needs) const {
+ops::Gradients AllGather::backward(Saved, Tensor dy, ops::Needs) const {
   return {sum_and_cut(team, std::exchange(dy, Tensor()), true)};
 }
 
-Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+Tensor ReduceScatter::forward(std::span<const Tensor> terms, ops::Needs, Saved&) const {
   check_terms(terms);
   if (terms[0].rank() != 3 || terms[0].size(1) % team.parts != 0) {
     throw ShapeError(std::string(name) + ": terms " + describe(terms[0]) + " in " + std::to_string(team.parts) +
@@ -74,9 +75,9 @@ Tensor ReduceScatter::forward(std::span<const Tensor> terms, Needs, Saved&) cons
   return sum_and_cut(team, team.ranks != nullptr ? terms[0] : sum_here(terms), false);
 }
 
-Gradients ReduceScatter::backward(Saved, Tensor dy, Needs needs) const {
+ops::Gradients ReduceScatter::backward(Saved, Tensor dy, ops::Needs needs) const {
   const Tensor whole = gather(team, std::exchange(dy, Tensor()));
-  Gradients gradients;
+  ops::Gradients gradients;
   for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? whole : Tensor());
   return gradients;
 }
@@ -90,7 +91,7 @@ Tensor exchange(const Team& team, const Tensor& parts) {
   Tensor all;
   {
     const PathScope path = ranks_path();
-    all = Tensor::empty(parts.shape(), parts.dtype(), parts.device(), Category::communication);
+    all = Tensor::empty(parts.shape(), parts.dtype(), parts.device(), memory::Category::communication);
   }
   copy_into(window_of(all, team.first() * n, {n}), window_of(parts, team.first() * n, {n}));
   Transit transit;
@@ -107,15 +108,15 @@ Tensor exchange(const Team& team, const Tensor& parts) {
 /// x as a dense tensor of `shape`, not booked as `communication`.
 Tensor result_of(const Tensor& x, const Shape& shape) {
   const Tensor dense = contiguous(x);
-  if (dense.storage() && dense.storage()->category() == Category::communication) {
-    dense.storage()->set_category(Category::temporary);
+  if (dense.storage() && dense.storage()->category() == memory::Category::communication) {
+    dense.storage()->set_category(memory::Category::temporary);
   }
   return view::reshape(dense, shape);
 }
 
 }  // namespace
 
-Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
+Tensor ExchangeHeads::forward(const Tensor& x, ops::Needs, Saved&) const {
   const std::int64_t t = team.parts, count = team.count();
   const std::int64_t of_heads = is_to_heads ? stretches * t : stretches, of_tokens = is_to_heads ? 1 : t;
   if (x.rank() != 3 || x.size(0) % count != 0 || x.size(1) % of_tokens != 0 || x.size(2) % of_heads != 0) {
@@ -141,9 +142,9 @@ Tensor ExchangeHeads::forward(const Tensor& x, Needs, Saved&) const {
   return result_of(view::permute(by_part, {0, 2, 3, 4, 1, 5}), {count * b, tokens, stretches * t * width});
 }
 
-Gradients ExchangeHeads::backward(Saved, Tensor dy, Needs) const {
+ops::Gradients ExchangeHeads::backward(Saved, Tensor dy, ops::Needs) const {
   SavesNothing nothing;
-  return {ExchangeHeads{team, stretches, !is_to_heads}.forward(std::exchange(dy, Tensor()), Needs(), nothing)};
+  return {ExchangeHeads{team, stretches, !is_to_heads}.forward(std::exchange(dy, Tensor()), ops::Needs(), nothing)};
 }
 
 }  // namespace thimble::dist

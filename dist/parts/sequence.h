@@ -25,24 +25,24 @@ namespace thimble::dist {
 /// x (P B, T / t, C) of this rank's P shards -> (B, T, C). Throws ShapeError, RankError.
 struct AllGather {
   static constexpr const char* name = "all_gather";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Team team;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 /// Terms (B, T, C) of this rank's shards -> (P B, T / t, C). Throws ShapeError (the number of shards does not divide
 /// T), DTypeError, RankError.
 struct ReduceScatter {
   static constexpr const char* name = "reduce_scatter";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Team team;
 
-  Tensor forward(std::span<const Tensor> terms, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(std::span<const Tensor> terms, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 // Exchanges tokens for heads and back, for attention in a group that shards only the sequence (Team::has_whole_layers;
@@ -59,14 +59,14 @@ struct ReduceScatter {
 /// side by side, each with consecutive heads. To tokens: the inverse. Throws ShapeError, RankError.
 struct ExchangeHeads {
   static constexpr const char* name = "exchange_heads";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Team team;
   std::int64_t stretches = 1;  ///< S
   bool is_to_heads = true;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
 }  // namespace thimble::dist

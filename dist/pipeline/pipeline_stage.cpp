@@ -59,7 +59,8 @@ void PipelineStage::end_first(std::deque<Sent>& sent) {
   sent.pop_front();
 }
 
-Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape, DType dtype, Category category) {
+Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape, DType dtype,
+                              memory::Category category) {
   const PathScope path = ranks_path();
   Tensor tensor = Tensor::empty(shape, dtype, options_.device, category);
   Transit transit;
@@ -72,7 +73,7 @@ Tensor PipelineStage::receive(Communicator& ranks, int from, const Shape& shape,
 Tensor PipelineStage::receive(std::size_t chunk, std::int64_t samples) {
   Shape shape = options_.inputs[chunk].shape;
   shape[0] = samples;
-  return receive(stages_, stage_before(), shape, options_.inputs[chunk].dtype, Category::activation);
+  return receive(stages_, stage_before(), shape, options_.inputs[chunk].dtype, memory::Category::activation);
 }
 
 Tensor PipelineStage::receive_input(std::int64_t samples) {
@@ -102,14 +103,14 @@ void PipelineStage::send_result(const Tensor& result) {
 
 Tensor PipelineStage::receive_gradient() {
   const auto& [shape, dtype] = given_[place()];
-  return receive(stages_, stage_after(), shape, dtype, Category::temporary);
+  return receive(stages_, stage_after(), shape, dtype, memory::Category::temporary);
 }
 
-bool PipelineStage::take_gradient(const std::shared_ptr<Leaf>& leaf) {
+bool PipelineStage::take_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
   for (std::deque<Sent>* const sent : {&results_, &gradients_}) {
     for (Sent& one : *sent) one.transit.advance();  // MPI moves bytes only during its calls
   }
-  std::shared_ptr<Leaf>& input = inputs_[place()];
+  std::shared_ptr<tape::Leaf>& input = inputs_[place()];
   if (leaf == input) {
     input.reset();
     while (gradients_.size() >= static_cast<std::size_t>(open_)) end_first(gradients_);
@@ -142,7 +143,8 @@ void PipelineStage::complete_gradients() {
     sent.transit.wait();
     head_->drop_gradients();
   } else if (stages_.rank() == 0) {
-    const Tensor theirs = receive(*apart_, apart_->size() - 1, shared.shape(), shared.dtype(), Category::communication);
+    const Tensor theirs =
+        receive(*apart_, apart_->size() - 1, shared.shape(), shared.dtype(), memory::Category::communication);
     for (const optim::Named& p : ranks_.parameters()) {
       if (p.name == options_.shared.name) add_to(p.tensor.grad(), window_of(theirs, p.first_element, p.tensor.shape()));
     }
@@ -151,7 +153,7 @@ void PipelineStage::complete_gradients() {
 
 Tensor PipelineStage::share_loss(const Tensor& loss) {
   const int last = apart_->size() - 1;
-  if (!has_last()) return receive(*apart_, last, {}, DType::f64, Category::communication);
+  if (!has_last()) return receive(*apart_, last, {}, DType::f64, memory::Category::communication);
   const PathScope path = ranks_path();
   const Tensor value = to_dtype(loss.detach(), DType::f64);
   Transit transit;
@@ -185,7 +187,7 @@ void PipelineStage::add_squares(const Tensor& own, std::size_t chunk, const Tens
 Tensor PipelineStage::sum_squares(const Tensor& own) {
   const int last = apart_->size() - 1;
   const PathScope path = ranks_path();
-  const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, Category::workspace);
+  const Tensor sum = Tensor::empty({1}, DType::f64, options_.device, memory::Category::workspace);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {  // around the ring, in the order of the model
     if (is_first(chunk)) {
       fill(sum, 0);
@@ -202,8 +204,8 @@ Tensor PipelineStage::sum_squares(const Tensor& own) {
     on.begin(*apart_);
     on.wait();
   }
-  Tensor all = has_last() ? sum : receive(*apart_, last, {1}, DType::f64, Category::workspace);
-  all.set_tape_ref({}, Origin::gradient);
+  Tensor all = has_last() ? sum : receive(*apart_, last, {1}, DType::f64, memory::Category::workspace);
+  all.set_tape_ref({}, tape::Origin::gradient);
   return all;
 }
 
@@ -226,7 +228,7 @@ void PipelineStage::drop() noexcept {
   results_.clear();
   gradients_.clear();
   if (head_) head_->drop_gradients();
-  for (std::shared_ptr<Leaf>& leaf : inputs_) leaf.reset();
+  for (std::shared_ptr<tape::Leaf>& leaf : inputs_) leaf.reset();
 }
 
 AllStages::AllStages(std::int64_t micro_batches, std::vector<Tensor> first, std::vector<Tensor> last)

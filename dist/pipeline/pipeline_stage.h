@@ -74,7 +74,7 @@ class PipelineStage final : public optim::Pipeline {
   void begin_pass(const optim::StagePass& pass) override;
   void send_result(const Tensor& result) override;
   Tensor receive_gradient() override;
-  bool take_gradient(const std::shared_ptr<Leaf>& leaf) override;
+  bool take_gradient(const std::shared_ptr<tape::Leaf>& leaf) override;
   void end_passes() override;
   void complete_gradients() override;
   Tensor share_loss(const Tensor& loss) override;
@@ -97,7 +97,7 @@ class PipelineStage final : public optim::Pipeline {
   std::size_t place() const noexcept;
   static void begin_send(Communicator& ranks, int to, const Tensor& tensor, Sent& sent);
   static void end_first(std::deque<Sent>& sent);
-  Tensor receive(Communicator& ranks, int from, const Shape& shape, DType dtype, Category category);
+  Tensor receive(Communicator& ranks, int from, const Shape& shape, DType dtype, memory::Category category);
   void add_squares(const Tensor& own, std::size_t chunk, const Tensor& sum) const;
 
   Communicator& stages_;
@@ -105,13 +105,13 @@ class PipelineStage final : public optim::Pipeline {
   std::unique_ptr<Communicator> apart_;  // the same ranks, for messages other than results and gradients
   PipelineOptions options_;
   std::vector<optim::StagePass> passes_;
-  optim::StagePass pass_;                       // current
-  std::int64_t number_ = 0;                     // its index in the step
-  int open_ = 1;                                // passes (or gradients) during which a sent tensor stays open
-  std::vector<std::shared_ptr<Leaf>> inputs_;   // by place(), of micro-batches in flight
-  std::vector<std::pair<Shape, DType>> given_;  // shapes and dtypes of their gradients
-  std::deque<Sent> results_, gradients_;        // in the order of sending
-  std::unique_ptr<DataParallel> head_;          // on the last stage: sums the gradients of `shared`; null without it
+  optim::StagePass pass_;                            // current
+  std::int64_t number_ = 0;                          // its index in the step
+  int open_ = 1;                                     // passes (or gradients) during which a sent tensor stays open
+  std::vector<std::shared_ptr<tape::Leaf>> inputs_;  // by place(), of micro-batches in flight
+  std::vector<std::pair<Shape, DType>> given_;       // shapes and dtypes of their gradients
+  std::deque<Sent> results_, gradients_;             // in the order of sending
+  std::unique_ptr<DataParallel> head_;  // on the last stage: sums the gradients of `shared`; null without it
 };
 
 /// One rank that has all stages of a pipeline, and for each shared parameter a leaf for each of its two uses.
@@ -125,7 +125,7 @@ class AllStages final : public optim::Pipeline {
   void begin_pass(const optim::StagePass&) override {}
   void send_result(const Tensor&) override {}
   Tensor receive_gradient() override { return Tensor(); }
-  bool take_gradient(const std::shared_ptr<Leaf>&) override { return false; }
+  bool take_gradient(const std::shared_ptr<tape::Leaf>&) override { return false; }
   void end_passes() override {}
   void complete_gradients() override;
   Tensor share_loss(const Tensor& loss) override { return loss; }

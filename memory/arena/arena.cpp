@@ -14,14 +14,14 @@
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion parameters have 14 TiB of model state
 
 // A process has 2^47 addresses for hundreds of arenas, so an unbounded host arena reserves only twice the machine's
 // memory, more than it can ever fill.
-std::size_t usual_reserve_bytes(memory::Device device) {
+std::size_t usual_reserve_bytes(Device device) {
   if (device.is_dry) return unbounded_bytes;
   const std::size_t most = std::size_t{1} << 40, memory = device == cpu ? process::physical_bytes() : 0;
   return memory == 0 ? most : std::min(most, 2 * memory);
@@ -62,8 +62,8 @@ void Arena::reserve(const Options& options) {
     return;
   }
   throw OutOfMemory("out of memory on " + to_string(device()) +
-                        ": the system refuses to reserve addresses, asked for " + memory::exact_bytes(wanted) +
-                        " down to one granule of " + memory::exact_bytes(pages_.granule) +
+                        ": the system refuses to reserve addresses, asked for " + exact_bytes(wanted) +
+                        " down to one granule of " + exact_bytes(pages_.granule) +
                         "; a higher RLIMIT_AS (ulimit -v) would give them",
                     {.requested_bytes = pages_.granule});
 }
@@ -81,18 +81,18 @@ void Arena::check(const Request& request) const {
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
 }
 
-memory::Block* Arena::allocate(const Request& request) {
+Block* Arena::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void Arena::deallocate(memory::Block* block, Stream stream) noexcept {
+void Arena::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
-memory::Block* Arena::do_allocate(const Request& request) {
+Block* Arena::do_allocate(const Request& request) {
   const bool is_plain = request.bytes != 0 && request.alignment - 1 < spans_->unit() &&
                         (request.alignment & (request.alignment - 1)) == 0 && launch_detail::depth == 0 &&
                         compaction_ != Compaction::before_every_allocation;
@@ -132,7 +132,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
   return spans_->take(place);
 }
 
-void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
+void Arena::do_deallocate(Block* block, Stream stream) noexcept {
   // Deadlock: the launch would wait for the lock, its holder may be moving blocks, and that waits for the launch.
   assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
@@ -143,7 +143,7 @@ void Arena::do_deallocate(memory::Block* block, Stream stream) noexcept {
   spans_->free(span);
 }
 
-void Arena::do_relabel(memory::Block* block, Category category) noexcept { block->category = category; }
+void Arena::do_relabel(Block* block, Category category) noexcept { block->category = category; }
 
 /// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) with pages (or without), until
 /// body returns false. Returns false then, else true.
@@ -221,8 +221,8 @@ std::uint64_t Arena::layout_digest() const {
   return spans_->digest();
 }
 
-const Arena* Arena::find(const memory::Resource& resource) noexcept {
-  const memory::Resource* at = &resource;
+const Arena* Arena::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
   while (at != nullptr) {
     if (const auto* const arena = dynamic_cast<const Arena*>(at)) return arena;
     const auto* const decorator = dynamic_cast<const Decorator*>(at);
@@ -267,7 +267,6 @@ std::size_t Arena::largest_free_bytes() const noexcept {
 double Arena::fragmentation() const noexcept { return share_of_holes(now_.allocated_bytes, spans_->height()); }
 
 void Arena::refuse(const Request& request, const std::string& why) const {
-  using memory::exact_bytes;
   char percent[16];
   std::snprintf(percent, sizeof percent, "%.1f %%", 100 * fragmentation());
   const std::string path(path_name(request.path));
@@ -461,13 +460,13 @@ std::string Arena::compaction_text() const {
   }
   Statistics figures = now_;
   figures.device_time = backing_->move_time();
-  std::string text = memory::compaction_to_string(figures);
+  std::string text = compaction_to_string(figures);
   if (compaction_ == Compaction::never) text += ", switched off for requests";
   if (freezes_ > 0) text += ", held back by a captured step";
   if (pinned_blocks > 0) {
-    text += ", " + std::to_string(pinned_blocks) + " blocks of " + memory::exact_bytes(pinned_bytes) + " are pinned";
+    text += ", " + std::to_string(pinned_blocks) + " blocks of " + exact_bytes(pinned_bytes) + " are pinned";
   }
   return text;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

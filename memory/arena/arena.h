@@ -41,7 +41,7 @@
 #include <thimble/memory/arena/lock.h>
 #include <thimble/memory/arena/tlsf.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 class Arena final : public LockedResource {
  public:
@@ -102,9 +102,9 @@ class Arena final : public LockedResource {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  memory::Block* allocate(const Request& request) override;
-  void deallocate(memory::Block* block, Stream stream) noexcept override;
-  memory::Device device() const noexcept override { return backing_->device(); }
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
+  Device device() const noexcept override { return backing_->device(); }
 
   Statistics statistics() const;
 
@@ -113,7 +113,7 @@ class Arena final : public LockedResource {
   std::uint64_t layout_digest() const;
 
   /// The arena below a stack of policies; null without one.
-  static const Arena* find(const memory::Resource& resource) noexcept;
+  static const Arena* find(const Resource& resource) noexcept;
 
   /// Sets every peak to the current value.
   void reset_peak();
@@ -144,7 +144,7 @@ class Arena final : public LockedResource {
 
   /// Live blocks by address.
   struct LiveBlock {
-    const memory::Block* block;
+    const Block* block;
     std::size_t offset;
     std::size_t allocated_bytes;
   };
@@ -158,9 +158,9 @@ class Arena final : public LockedResource {
  private:
   /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
   /// that is not a power of two or above the granule), Error (called inside a launch).
-  memory::Block* do_allocate(const Request& request) override;
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
-  void do_relabel(memory::Block* block, Category category) noexcept override;
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
 
   static constexpr std::byte poison_value{0xFF};
 
@@ -198,4 +198,4 @@ class Arena final : public LockedResource {
   Statistics now_;  // the counted fields; statistics() fills in the derived ones
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

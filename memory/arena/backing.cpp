@@ -22,7 +22,7 @@
 
 #include <thimble/memory/process/process.h>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 constexpr std::size_t granule_bytes = std::size_t{2} << 20;
@@ -36,7 +36,7 @@ class CpuBacking final : public Backing {
     if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
   }
 
-  memory::Device device() const noexcept override { return cpu; }
+  Device device() const noexcept override { return cpu; }
   std::size_t granule() const noexcept override { return granule_bytes; }
   std::size_t alignment() const noexcept override { return 64; }
 
@@ -110,9 +110,9 @@ namespace {
 
 class DryBacking final : public Backing {
  public:
-  explicit DryBacking(memory::Device of) : device_(dry(of)) {}
+  explicit DryBacking(Device of) : device_(dry(of)) {}
 
-  memory::Device device() const noexcept override { return device_; }
+  Device device() const noexcept override { return device_; }
   std::size_t granule() const noexcept override { return std::size_t{2} << 20; }
   std::size_t alignment() const noexcept override { return device_.is_cuda() ? 512 : 64; }
 
@@ -126,11 +126,11 @@ class DryBacking final : public Backing {
   void fill(std::size_t, std::size_t, std::byte, Stream) noexcept override {}
 
  private:
-  memory::Device device_;
+  Device device_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backing> make_dry_backing(memory::Device device) { return std::make_unique<DryBacking>(device); }
+std::unique_ptr<Backing> make_dry_backing(Device device) { return std::make_unique<DryBacking>(device); }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -24,7 +24,7 @@
 #include <thimble/core/device.h>
 #include <thimble/core/tensor/resource.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// A device's time for moves. All times compare equal, so comparisons of statistics ignore them.
 struct MoveTime {
@@ -37,7 +37,7 @@ class Backing {
  public:
   virtual ~Backing() = default;
 
-  virtual memory::Device device() const noexcept = 0;
+  virtual Device device() const noexcept = 0;
 
   /// Smallest unit of commit in bytes, a power of two (2 MiB: a huge page on x86, the mapping granularity on CUDA).
   virtual std::size_t granule() const noexcept = 0;
@@ -88,12 +88,12 @@ class Backing {
 std::unique_ptr<Backing> make_cpu_backing();
 
 /// Counts only. `device` is the real or dry device to represent; device() of the result is its dry twin.
-std::unique_ptr<Backing> make_dry_backing(memory::Device device);
+std::unique_ptr<Backing> make_dry_backing(Device device);
 
 /// Memory of a GPU: CUDA virtual memory. Throws DeviceError when this build or machine has no such device.
-std::unique_ptr<Backing> make_cuda_backing(memory::Device device);
+std::unique_ptr<Backing> make_cuda_backing(Device device);
 
 /// The backing of any device. Throws DeviceError when this build or machine has no such device.
-std::unique_ptr<Backing> make_backing(memory::Device device);
+std::unique_ptr<Backing> make_backing(Device device);
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -5,7 +5,7 @@
 #include <thimble/core/numbers/integers.h>
 #include <thimble/memory/arena/granules.h>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 /// Sums over a window that grows at its upper end and shrinks at its lower end.
@@ -141,4 +141,4 @@ std::size_t bytes_after_sliding_all(const Tlsf& spans, std::size_t alignment) no
   return largest;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

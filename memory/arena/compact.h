@@ -21,7 +21,7 @@
 
 #include <thimble/memory/arena/tlsf.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// The granules of an arena that have pages.
 struct PageMap {
@@ -98,6 +98,6 @@ struct PageMove {
 PageMove page_move(std::size_t from, std::size_t to, std::size_t size, std::size_t granule) noexcept;
 
 /// Whether a pin holds the block in place.
-inline bool is_pinned(const memory::Block& block) noexcept { return block.pins.load(std::memory_order_acquire) > 0; }
+inline bool is_pinned(const Block& block) noexcept { return block.pins.load(std::memory_order_acquire) > 0; }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <iterator>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// Moves entries [from, from + count) to `to` < `from`; the displaced entries move, in order, to the rest of [from,
 /// from + count). `entries` is a random-access iterator.
@@ -29,4 +29,4 @@ void move_granules_back(Iterator entries, std::size_t from, std::size_t to, std:
               entries + static_cast<Difference>(from + count));
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -3,10 +3,10 @@
 #include <mutex>
 #include <thread>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
-std::shared_ptr<ResourceLock> lock_of(const memory::Resource& resource) {
+std::shared_ptr<ResourceLock> lock_of(const Resource& resource) {
   const auto* locked = dynamic_cast<const LockedResource*>(&resource);
   return locked != nullptr ? locked->lock() : std::make_shared<ResourceLock>();
 }
@@ -19,25 +19,25 @@ void ResourceLock::wait() const noexcept {
   }
 }
 
-memory::Block* LockedResource::allocate(const Request& request) {
+Block* LockedResource::allocate(const Request& request) {
   const std::lock_guard hold(*lock_);
   return do_allocate(request);
 }
 
-void LockedResource::deallocate(memory::Block* block, Stream stream) noexcept {
+void LockedResource::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock_);
   do_deallocate(block, stream);
 }
 
-void LockedResource::relabel(memory::Block* block, Category category) noexcept {
+void LockedResource::relabel(Block* block, Category category) noexcept {
   const std::lock_guard hold(*lock_);
   do_relabel(block, category);
 }
 
-Decorator::Decorator(std::shared_ptr<memory::Resource> upstream)
+Decorator::Decorator(std::shared_ptr<Resource> upstream)
     : LockedResource(lock_of(*upstream)),
       upstream_(std::move(upstream)),
       locked_(dynamic_cast<LockedResource*>(upstream_.get())) {}
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -15,7 +15,7 @@
 
 #include <thimble/core/tensor/resource.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// Not recursive. Meets the standard's BasicLockable requirements (std::lock_guard).
 class ResourceLock {
@@ -34,20 +34,20 @@ class ResourceLock {
 /// A resource with a lock that the resources stacked on it share. Derived classes implement the do_ functions, which
 /// are called with the lock held. A final class on the hot path may repeat the bodies of allocate and deallocate, so
 /// that its do_ functions are called without virtual dispatch.
-class LockedResource : public memory::Resource {
+class LockedResource : public Resource {
  public:
-  memory::Block* allocate(const Request& request) override;
-  void deallocate(memory::Block* block, Stream stream) noexcept override;  ///< nullptr does nothing
-  void relabel(memory::Block* block, Category category) noexcept final;
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;  ///< nullptr does nothing
+  void relabel(Block* block, Category category) noexcept final;
 
   const std::shared_ptr<ResourceLock>& lock() const noexcept { return lock_; }
 
  protected:
   explicit LockedResource(std::shared_ptr<ResourceLock> lock) : lock_(std::move(lock)) {}
 
-  virtual memory::Block* do_allocate(const Request& request) = 0;
-  virtual void do_deallocate(memory::Block* block, Stream stream) noexcept = 0;
-  virtual void do_relabel(memory::Block* block, Category category) noexcept = 0;
+  virtual Block* do_allocate(const Request& request) = 0;
+  virtual void do_deallocate(Block* block, Stream stream) noexcept = 0;
+  virtual void do_relabel(Block* block, Category category) noexcept = 0;
 
  private:
   friend class Decorator;
@@ -57,26 +57,26 @@ class LockedResource : public memory::Resource {
 /// A policy over any resource, which it owns. It shares the upstream's lock, or makes one if the upstream has none.
 class Decorator : public LockedResource {
  public:
-  memory::Device device() const noexcept final { return upstream_->device(); }
+  Device device() const noexcept final { return upstream_->device(); }
   /// The resource below it.
-  const memory::Resource& upstream() const noexcept { return *upstream_; }
+  const Resource& upstream() const noexcept { return *upstream_; }
 
  protected:
-  explicit Decorator(std::shared_ptr<memory::Resource> upstream);
+  explicit Decorator(std::shared_ptr<Resource> upstream);
 
-  memory::Block* upstream_allocate(const Request& request) {
+  Block* upstream_allocate(const Request& request) {
     return locked_ != nullptr ? locked_->do_allocate(request) : upstream_->allocate(request);
   }
-  void upstream_deallocate(memory::Block* block, Stream stream) noexcept {
+  void upstream_deallocate(Block* block, Stream stream) noexcept {
     locked_ != nullptr ? locked_->do_deallocate(block, stream) : upstream_->deallocate(block, stream);
   }
-  void upstream_relabel(memory::Block* block, Category category) noexcept {
+  void upstream_relabel(Block* block, Category category) noexcept {
     locked_ != nullptr ? locked_->do_relabel(block, category) : upstream_->relabel(block, category);
   }
 
  private:
-  std::shared_ptr<memory::Resource> upstream_;
+  std::shared_ptr<Resource> upstream_;
   LockedResource* locked_;  // upstream_ if it has a lock, else null
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

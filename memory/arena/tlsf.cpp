@@ -8,7 +8,7 @@
 
 #include <thimble/core/numbers/integers.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 Tlsf::Tlsf(std::size_t unit_bytes, std::size_t limit_bytes)
     : unit_(unit_bytes), unit_bits_(std::countr_zero(unit_bytes)), limit_(limit_bytes & ~(unit_bytes - 1)) {
@@ -317,4 +317,4 @@ Tlsf::Span* Tlsf::new_span() noexcept { return recycled_[--recycled_count_]; }
 
 void Tlsf::recycle(Span* span) noexcept { recycled_[recycled_count_++] = span; }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -38,12 +38,12 @@
 
 #include <thimble/core/tensor/resource.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 class Tlsf {
  public:
   /// A cache line on common ABIs; the first three members use the padding of Block.
-  struct alignas(64) Span : memory::Block {
+  struct alignas(64) Span : Block {
     std::uint16_t bin = 0;             // of a free span
     std::uint8_t alignment_power = 0;  // of a live span's offset
     bool is_free = false;
@@ -61,8 +61,8 @@ class Tlsf {
     using Link = std::byte*;
     Link& link() noexcept { return address; }
     Span* linked() const noexcept { return reinterpret_cast<Span*>(address); }
-    Link* linked_from() const noexcept { return reinterpret_cast<Link*>(memory::Block::bytes); }
-    void set_linked_from(Link* link) noexcept { memory::Block::bytes = reinterpret_cast<std::uintptr_t>(link); }
+    Link* linked_from() const noexcept { return reinterpret_cast<Link*>(Block::bytes); }
+    void set_linked_from(Link* link) noexcept { Block::bytes = reinterpret_cast<std::uintptr_t>(link); }
   };
 
   /// The place of a request.
@@ -175,4 +175,4 @@ class Tlsf {
   std::size_t recycled_room_ = 0;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -29,7 +29,7 @@
 #include <sys/vfs.h>
 #endif
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 const char* const allowed = "; expected a folder on a disk whose file system can do direct I/O (ext4, xfs, btrfs)";
@@ -153,7 +153,7 @@ std::string chosen_folder(const std::string& folder) {
   return temporary != nullptr && *temporary != '\0' ? temporary : "/var/tmp";
 }
 
-void check(const FileTier::Options& options, memory::Device device) {
+void check(const FileTier::Options& options, Device device) {
   if (!device.is_cpu() && !device.is_dry) {
     throw DeviceError("file tier: " + to_string(device) + "; expected the cpu or a dry device");
   }
@@ -167,7 +167,7 @@ void check(const FileTier::Options& options, memory::Device device) {
   }
 }
 
-Tensor make_bounce(const FileTier::Options& options, memory::Device device) {
+Tensor make_bounce(const FileTier::Options& options, Device device) {
   check(options, device);
   const PathScope path("offload");
   const auto bytes = static_cast<std::int64_t>(FileTier::workspace_bytes(options));
@@ -206,7 +206,7 @@ class FileTier::State {
   };
 
  public:
-  State(memory::Device device, const Options& options)
+  State(Device device, const Options& options)
       : options_(options), device_(device), bounce_(make_bounce(options, device)) {
     if (device.is_dry) return;
     pin_.emplace(bounce_);
@@ -228,7 +228,7 @@ class FileTier::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  memory::Device device() const noexcept { return device_; }
+  Device device() const noexcept { return device_; }
 
   Ticket write(const void* from, std::size_t bytes) {
     if (bytes == 0) throw ValueError("file tier: a write of 0 bytes");
@@ -416,7 +416,7 @@ class FileTier::State {
   }
 
   const Options options_;
-  const memory::Device device_;
+  const Device device_;
   const Tensor bounce_;
   std::optional<WritePin> pin_;     // of bounce_: empty on a dry device
   std::optional<DirectFile> file_;  // empty on a dry device
@@ -433,10 +433,10 @@ class FileTier::State {
   std::vector<std::thread> workers_;
 };
 
-FileTier::FileTier(memory::Device device, const Options& options) : state_(std::make_unique<State>(device, options)) {}
+FileTier::FileTier(Device device, const Options& options) : state_(std::make_unique<State>(device, options)) {}
 FileTier::~FileTier() = default;
 
-memory::Device FileTier::device() const noexcept { return state_->device(); }
+Device FileTier::device() const noexcept { return state_->device(); }
 Ticket FileTier::write(const void* from, std::size_t bytes, Stream) { return state_->write(from, bytes); }
 void FileTier::read(Ticket ticket, void* to, Stream) { state_->read(ticket, to); }
 void FileTier::wait(Ticket ticket) { state_->wait(ticket); }
@@ -447,4 +447,4 @@ std::size_t FileTier::workspace_bytes(const Options& options) noexcept {
   return static_cast<std::size_t>(options.workers) * options.chunk_bytes + DirectFile::alignment;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

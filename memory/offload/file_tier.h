@@ -14,7 +14,7 @@
 
 #include <thimble/memory/offload/tier.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 class DirectFile {
  public:
@@ -66,13 +66,13 @@ class FileTier final : public Tier {
 
   /// For the memory of `device`, the cpu or a dry one. Throws FileError (the folder does not exist, is in memory, or
   /// cannot do direct I/O), ValueError, DeviceError, OutOfMemory.
-  FileTier(memory::Device device, const Options& options);
-  explicit FileTier(memory::Device device = cpu) : FileTier(device, Options()) {}
+  FileTier(Device device, const Options& options);
+  explicit FileTier(Device device = cpu) : FileTier(device, Options()) {}
   ~FileTier() override;
   FileTier(const FileTier&) = delete;
   FileTier& operator=(const FileTier&) = delete;
 
-  memory::Device device() const noexcept override;
+  Device device() const noexcept override;
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;
   void read(Ticket ticket, void* to, Stream stream = nullptr) override;
   void wait(Ticket ticket) override;
@@ -87,4 +87,4 @@ class FileTier final : public Tier {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -15,17 +15,17 @@
 #include <thimble/core/numbers/integers.h>
 #include <thimble/core/tensor/context.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 namespace {
 
-void check(memory::Device device) {
+void check(Device device) {
   if (!device.is_cuda()) throw DeviceError("pinned memory: for " + to_string(device) + "; expected a CUDA device");
 }
 
 }  // namespace
 
-PinnedMemory::PinnedMemory(memory::Device device) : device_(device.is_dry ? dry(cpu) : cpu) {
+PinnedMemory::PinnedMemory(Device device) : device_(device.is_dry ? dry(cpu) : cpu) {
   check(device);
   if (device.is_dry) return;
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
@@ -33,8 +33,8 @@ PinnedMemory::PinnedMemory(memory::Device device) : device_(device.is_dry ? dry(
   free_ = runtime.free_pinned;
 }
 
-memory::Block* PinnedMemory::allocate(const Request& request) {
-  auto block = std::make_unique<memory::Block>();
+Block* PinnedMemory::allocate(const Request& request) {
+  auto block = std::make_unique<Block>();
   if (allocate_) block->address = static_cast<std::byte*>(allocate_(request.bytes));
   block->bytes = request.bytes;
   block->category = request.category;
@@ -42,12 +42,12 @@ memory::Block* PinnedMemory::allocate(const Request& request) {
   return block.release();
 }
 
-void PinnedMemory::deallocate(memory::Block* block, Stream) noexcept {
-  const std::unique_ptr<memory::Block> own(block);
+void PinnedMemory::deallocate(Block* block, Stream) noexcept {
+  const std::unique_ptr<Block> own(block);
   if (own && own->address) free_(own->address);
 }
 
-const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device) {
+const std::shared_ptr<Ledger>& pinned_ledger(Device device) {
   check(device);
   // One for every possible CUDA device, dry ones last; never destroyed, like the default resources.
   static auto* const ledgers = new std::array<std::shared_ptr<Ledger>, 2 * 256>;
@@ -97,7 +97,7 @@ class PinnedTier::State {
   };
 
  public:
-  State(memory::Device device, std::size_t capacity_bytes)
+  State(Device device, std::size_t capacity_bytes)
       : device_(device),
         capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max() : slot_bytes(capacity_bytes)) {
     if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; expected a CUDA device");
@@ -114,7 +114,7 @@ class PinnedTier::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  memory::Device device() const noexcept { return device_; }
+  Device device() const noexcept { return device_; }
 
   Ticket write(const void* from, std::size_t bytes) {
     if (bytes == 0) throw ValueError("pinned tier: a write of 0 bytes");
@@ -229,7 +229,7 @@ class PinnedTier::State {
     }
   }
 
-  const memory::Device device_;
+  const Device device_;
   const std::size_t capacity_;
   const kernels::DeviceRuntime* runtime_ = nullptr;  // null on a dry device
   mutable std::mutex mutex_;                         // guards the members below
@@ -240,15 +240,15 @@ class PinnedTier::State {
   TierStatistics statistics_;
 };
 
-PinnedTier::PinnedTier(memory::Device device, std::size_t capacity_bytes)
+PinnedTier::PinnedTier(Device device, std::size_t capacity_bytes)
     : state_(std::make_unique<State>(device, capacity_bytes)) {}
 PinnedTier::~PinnedTier() = default;
 
-memory::Device PinnedTier::device() const noexcept { return state_->device(); }
+Device PinnedTier::device() const noexcept { return state_->device(); }
 Ticket PinnedTier::write(const void* from, std::size_t bytes, Stream) { return state_->write(from, bytes); }
 void PinnedTier::read(Ticket ticket, void* to, Stream) { state_->read(ticket, to); }
 void PinnedTier::wait(Ticket ticket) { state_->wait(ticket); }
 void PinnedTier::drop(Ticket ticket) noexcept { state_->drop(ticket); }
 TierStatistics PinnedTier::statistics() const { return state_->statistics(); }
 
-}  // namespace thimble
+}  // namespace thimble::memory

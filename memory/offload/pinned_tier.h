@@ -13,27 +13,27 @@
 #include <thimble/memory/offload/tier.h>
 #include <thimble/memory/policies/ledger.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// Pinned memory for `device`, a CUDA device; its tensors are on the cpu (for a dry device on dry(cpu)). The
 /// constructor throws DeviceError for a missing device, allocate OutOfMemory.
-class PinnedMemory final : public memory::Resource {
+class PinnedMemory final : public Resource {
  public:
-  explicit PinnedMemory(memory::Device device);
+  explicit PinnedMemory(Device device);
 
-  memory::Block* allocate(const Request& request) override;
-  void deallocate(memory::Block* block, Stream stream) noexcept override;
-  void relabel(memory::Block* block, Category category) noexcept override { block->category = category; }
-  memory::Device device() const noexcept override { return device_; }
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
+  void relabel(Block* block, Category category) noexcept override { block->category = category; }
+  Device device() const noexcept override { return device_; }
 
  private:
-  memory::Device device_;
+  Device device_;
   void* (*allocate_)(std::size_t bytes) = nullptr;  // null on a dry device
   void (*free_)(void* memory) noexcept = nullptr;
 };
 
 /// The ledger over a device's pinned memory, made at first use. Tiers allocate from it.
-const std::shared_ptr<Ledger>& pinned_ledger(memory::Device device);
+const std::shared_ptr<Ledger>& pinned_ledger(Device device);
 
 // ---- A tier in the host's memory, for the tensors of a GPU.
 //
@@ -55,12 +55,12 @@ class PinnedTier final : public Tier {
  public:
   /// For the memory of `device`, a CUDA device, real or dry. The capacity, rounded up to 512, bounds the slabs' bytes;
   /// 0 is unbounded. Throws DeviceError for the cpu, which needs no copy in its own memory, and for a missing device.
-  explicit PinnedTier(memory::Device device, std::size_t capacity_bytes = 0);
+  explicit PinnedTier(Device device, std::size_t capacity_bytes = 0);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;
   PinnedTier& operator=(const PinnedTier&) = delete;
 
-  memory::Device device() const noexcept override;
+  Device device() const noexcept override;
   /// Throws FileError when the capacity is used up, OutOfMemory when the host has no pinned memory left; nothing has
   /// changed then.
   Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) override;
@@ -74,4 +74,4 @@ class PinnedTier final : public Tier {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

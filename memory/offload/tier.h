@@ -19,7 +19,7 @@
 
 #include <thimble/core/tensor/resource.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// Returned by a write; 0 is never a ticket.
 using Ticket = std::uint64_t;
@@ -40,7 +40,7 @@ class Tier {
   virtual ~Tier() = default;
 
   /// The device whose memory it serves.
-  virtual memory::Device device() const noexcept = 0;
+  virtual Device device() const noexcept = 0;
 
   /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when the tier
   /// has no room, OutOfMemory when the host has none; nothing has changed then. Ignores `from` on a dry device.
@@ -57,8 +57,6 @@ class Tier {
   virtual TierStatistics statistics() const = 0;
 };
 
-namespace memory {
-
 struct TierOptions {
   std::string folder;                ///< of the cpu's file; defaults to $TMPDIR, or /var/tmp. Must be empty for a GPU
   std::uint64_t capacity_bytes = 0;  ///< largest number of committed bytes; defaults to the room of the disk or host
@@ -73,6 +71,4 @@ struct TierOptions {
 /// Throws ValueError for a folder with a GPU; FileError and DeviceError as the tiers do.
 std::shared_ptr<Tier> make_tier(Device device, const TierOptions& options = {});
 
-}  // namespace memory
-
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -6,12 +6,12 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 
-namespace thimble {
+namespace thimble::memory {
 
-memory::Block* FailAt::do_allocate(const Request& request) {
+Block* FailAt::do_allocate(const Request& request) {
   if (++count_ == k_) {
-    throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + memory::exact_bytes(request.bytes) +
-                          " as " + std::string(to_string(request.category)) + ": request " + std::to_string(k_) +
+    throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) + " as " +
+                          std::string(to_string(request.category)) + ": request " + std::to_string(k_) +
                           " was told to fail",
                       {.requested_bytes = request.bytes});
   }
@@ -34,4 +34,4 @@ bool FailAt::has_failed() const {
   return k_ != 0 && count_ >= k_;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

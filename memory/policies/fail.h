@@ -14,11 +14,11 @@
 
 #include <thimble/memory/arena/lock.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 class FailAt final : public Decorator {
  public:
-  FailAt(std::shared_ptr<memory::Resource> upstream, std::uint64_t k) : Decorator(std::move(upstream)), k_(k) {}
+  FailAt(std::shared_ptr<Resource> upstream, std::uint64_t k) : Decorator(std::move(upstream)), k_(k) {}
 
   /// Restarts the count; the k-th request from now fails.
   void arm(std::uint64_t k);
@@ -29,12 +29,12 @@ class FailAt final : public Decorator {
 
  private:
   /// Throws OutOfMemory at the k-th request, and as upstream does.
-  memory::Block* do_allocate(const Request& request) override;
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override { upstream_deallocate(block, stream); }
-  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override { upstream_deallocate(block, stream); }
+  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
 
   std::uint64_t k_;
   std::uint64_t count_ = 0;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -10,7 +10,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/units.h>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 constexpr std::size_t index(Category category) { return static_cast<std::size_t>(category); }
@@ -27,13 +27,13 @@ std::size_t total(const CategoryBytes& bytes) { return std::accumulate(bytes.beg
 std::string line(std::string_view name, std::size_t now, std::size_t at_peak) {
   char text[512];
   std::snprintf(text, sizeof text, "  %-32.*s %32s %32s\n", static_cast<int>(name.size()), name.data(),
-                memory::exact_bytes(now).c_str(), memory::exact_bytes(at_peak).c_str());
+                exact_bytes(now).c_str(), exact_bytes(at_peak).c_str());
   return text;
 }
 
 }  // namespace
 
-Ledger::Ledger(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
+Ledger::Ledger(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
 
 void Ledger::add(Cell& cell, std::size_t bytes) noexcept {
   if (cell.peak_serial != peak_serial_) {
@@ -59,20 +59,20 @@ void Ledger::make_row(PathId path) {
   }
 }
 
-memory::Block* Ledger::allocate(const Request& request) {
+Block* Ledger::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void Ledger::deallocate(memory::Block* block, Stream stream) noexcept {
+void Ledger::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
-memory::Block* Ledger::do_allocate(const Request& request) {
+Block* Ledger::do_allocate(const Request& request) {
   if (request.path >= row_count_) make_row(request.path);
-  memory::Block* block = nullptr;
+  Block* block = nullptr;
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory& error) {
@@ -98,7 +98,7 @@ void Ledger::refuse(const OutOfMemory& error) const {
   throw OutOfMemory(error.what() + category_list(), facts);
 }
 
-void Ledger::do_deallocate(memory::Block* block, Stream stream) noexcept {
+void Ledger::do_deallocate(Block* block, Stream stream) noexcept {
   const std::size_t category = index(block->category);
   subtract(rows_[block->path][category], block->bytes);
   totals_[category] -= block->bytes;
@@ -106,7 +106,7 @@ void Ledger::do_deallocate(memory::Block* block, Stream stream) noexcept {
   upstream_deallocate(block, stream);
 }
 
-void Ledger::do_relabel(memory::Block* block, Category category) noexcept {
+void Ledger::do_relabel(Block* block, Category category) noexcept {
   const std::size_t before = index(block->category);
   const std::size_t after = index(category);
   Row& row = rows_[block->path];
@@ -249,10 +249,9 @@ std::string Ledger::summary(std::size_t path_count) const {
 std::string Ledger::category_list() const {
   std::string text = "; in use by category:";
   for (std::size_t i = 0; i < category_count; ++i) {
-    text += (i == 0 ? " " : ", ") + std::string(to_string(static_cast<Category>(i))) + " " +
-            memory::exact_bytes(totals_[i]);
+    text += (i == 0 ? " " : ", ") + std::string(to_string(static_cast<Category>(i))) + " " + exact_bytes(totals_[i]);
   }
   return text;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

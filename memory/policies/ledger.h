@@ -27,8 +27,10 @@
 #include <thimble/memory/arena/lock.h>
 
 namespace thimble {
-
 class OutOfMemory;
+}
+
+namespace thimble::memory {
 
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
@@ -36,10 +38,10 @@ using CategoryBytes = std::array<std::size_t, category_count>;
 /// allocate throws as upstream does, and OutOfMemory when the host has no memory for a new path's row.
 class Ledger final : public Decorator {
  public:
-  explicit Ledger(std::shared_ptr<memory::Resource> upstream);
+  explicit Ledger(std::shared_ptr<Resource> upstream);
 
-  memory::Block* allocate(const Request& request) override;
-  void deallocate(memory::Block* block, Stream stream) noexcept override;
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
 
   /// Live bytes: in all, of a category, at and below a path, and both.
   std::size_t bytes() const;
@@ -72,9 +74,9 @@ class Ledger final : public Decorator {
   std::string summary(std::size_t path_count = 10) const;
 
  private:
-  memory::Block* do_allocate(const Request& request) override;
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
-  void do_relabel(memory::Block* block, Category category) noexcept override;
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
 
   struct Cell {
     std::size_t live = 0;
@@ -105,4 +107,4 @@ class Ledger final : public Decorator {
   std::uint64_t peak_serial_ = 0;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -7,13 +7,12 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/units.h>
 
-namespace thimble {
+namespace thimble::memory {
 
-Limit::Limit(std::shared_ptr<memory::Resource> upstream, std::size_t limit_bytes)
+Limit::Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes)
     : Decorator(std::move(upstream)), limit_bytes_(limit_bytes) {}
 
-memory::Block* Limit::do_allocate(const Request& request) {
-  using memory::exact_bytes;
+Block* Limit::do_allocate(const Request& request) {
   const std::size_t left = limit_bytes_ - live_bytes_;
   if (request.bytes > left) {
     throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) + " as " +
@@ -26,13 +25,13 @@ memory::Block* Limit::do_allocate(const Request& request) {
                        .capacity_bytes = limit_bytes_,
                        .largest_free_bytes = left});
   }
-  memory::Block* const block = upstream_allocate(request);
+  Block* const block = upstream_allocate(request);
   live_bytes_ += request.bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return block;
 }
 
-void Limit::do_deallocate(memory::Block* block, Stream stream) noexcept {
+void Limit::do_deallocate(Block* block, Stream stream) noexcept {
   live_bytes_ -= block->bytes;
   upstream_deallocate(block, stream);
 }
@@ -42,4 +41,4 @@ std::size_t Limit::live_bytes() const {
   return live_bytes_;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -13,24 +13,24 @@
 
 #include <thimble/memory/arena/lock.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// allocate throws OutOfMemory when the limit would be exceeded, and as upstream does.
 class Limit final : public Decorator {
  public:
-  Limit(std::shared_ptr<memory::Resource> upstream, std::size_t limit_bytes);
+  Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes);
 
   std::size_t limit_bytes() const noexcept { return limit_bytes_; }
   std::size_t live_bytes() const;
 
  private:
-  memory::Block* do_allocate(const Request& request) override;
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
-  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
 
   std::size_t limit_bytes_;
   std::size_t live_bytes_ = 0;
   std::size_t peak_bytes_ = 0;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

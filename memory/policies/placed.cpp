@@ -10,7 +10,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/context.h>
 
-namespace thimble {
+namespace thimble::memory {
 namespace {
 
 [[noreturn]] void refuse_events(std::size_t at, std::uint64_t block, const char* what) {
@@ -35,7 +35,7 @@ bool places_alike(const StepPlacement& a, const StepPlacement& b) {
 
 }  // namespace
 
-StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, const memory::PlacementOptions& options,
+StepPlacement make_step_placement(std::span<const Trace::Event> events, const PlacementOptions& options,
                                   const StepPlacement* like) {
   struct Life {
     std::size_t lower;  // index into the plan's events
@@ -48,13 +48,13 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
   };
   std::vector<Free> frees;
   for (std::size_t at = 0; at < events.size(); ++at) {
-    const memory::Trace::Event& event = events[at];
-    if (event.action == memory::Trace::Action::allocate) {
+    const Trace::Event& event = events[at];
+    if (event.action == Trace::Action::allocate) {
       if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
         refuse_events(at, event.block, "allocates again");
       }
       plan.events.push_back({event.bytes, event.alignment, StepPlacement::not_placed, event.category, event.path});
-    } else if (event.action == memory::Trace::Action::free) {
+    } else if (event.action == Trace::Action::free) {
       const auto found = lives.find(event.block);
       if (found == lives.end()) continue;  // allocated before the step
       if (found->second.is_over) refuse_events(at, event.block, "frees again");
@@ -72,7 +72,7 @@ StepPlacement make_step_placement(std::span<const memory::Trace::Event> events, 
     allocation.block = plan.events[free.at].block = block;
   }
   const bool is_like = like != nullptr && places_alike(*like, plan);
-  plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
+  plan.placement = is_like ? like->placement : place(plan.buffers, options);
   return plan;
 }
 
@@ -85,7 +85,7 @@ std::string text(const PlanDeviation::Side& side, const char* who) {
          " bytes of " + std::string(to_string(side.category)) + " in '" + std::string(path_name(side.path)) + "'";
 }
 
-PlanDeviation::Side side_of(PlanDeviation::Event event, const memory::Block& block) {
+PlanDeviation::Side side_of(PlanDeviation::Event event, const Block& block) {
   return {event, block.bytes, block.category, block.path};
 }
 
@@ -96,7 +96,7 @@ std::string to_string(const PlanDeviation& deviation) {
          text(deviation.planned, "the plan") + ", " + text(deviation.done, "the step");
 }
 
-PlacedArena::PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans)
+PlacedArena::PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans)
     : Decorator(upstream), plans_(make_plans(plans)), arena_(dynamic_cast<Arena*>(upstream.get())) {
   counts_.region_bytes = plans_.region_bytes;
 }
@@ -106,7 +106,7 @@ PlacedArena::Plans PlacedArena::make_plans(const std::vector<StepPlacement>& pla
   Plans made;
   std::size_t handle_count = 0;
   for (const StepPlacement& plan : plans) {
-    memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
+    check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
     handle_count += plan.buffers.size();
     made.region_bytes = std::max(made.region_bytes, plan.placement.height);
   }
@@ -160,7 +160,7 @@ void PlacedArena::add_plan(const StepPlacement& plan, Handle* handles, Plans& pl
       continue;
     }
     if (event.block >= plan.buffers.size()) refuse(at, "names a block that the plan does not have");
-    const memory::Buffer& buffer = plan.buffers[event.block];
+    const Buffer& buffer = plan.buffers[event.block];
     const bool is_planned =
         is_free ? buffer.upper == at
                 : buffer.lower == at && buffer.bytes == event.bytes && buffer.alignment == event.alignment;
@@ -185,19 +185,19 @@ void PlacedArena::add_plan(const StepPlacement& plan, Handle* handles, Plans& pl
   plans.sides.push_back(std::move(sides));
 }
 
-memory::Block* PlacedArena::allocate(const Request& request) {
+Block* PlacedArena::allocate(const Request& request) {
   const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
-void PlacedArena::deallocate(memory::Block* block, Stream stream) noexcept {
+void PlacedArena::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
   const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 
 /// The block of the next event if that is this request and placed; else null, with nothing changed.
-memory::Block* PlacedArena::take_planned(const Request& request) noexcept {
+Block* PlacedArena::take_planned(const Request& request) noexcept {
   const Event& planned = *next_;
   if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
   Handle* const handle = planned.handle;
@@ -208,8 +208,8 @@ memory::Block* PlacedArena::take_planned(const Request& request) noexcept {
   return handle;
 }
 
-memory::Block* PlacedArena::do_allocate(const Request& request) {
-  if (memory::Block* const block = take_planned(request)) return block;
+Block* PlacedArena::do_allocate(const Request& request) {
+  if (Block* const block = take_planned(request)) return block;
   if (launch_detail::depth > 0) {
     throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
   }
@@ -217,7 +217,7 @@ memory::Block* PlacedArena::do_allocate(const Request& request) {
 }
 
 /// Serves a request that the plan does not place, or that deviates from it.
-memory::Block* PlacedArena::allocate_unplaced(const Request& request) {
+Block* PlacedArena::allocate_unplaced(const Request& request) {
   if (!is_in_replay_) {
     refuse_in_strict();
     return allocate_dynamically(request);
@@ -227,12 +227,12 @@ memory::Block* PlacedArena::allocate_unplaced(const Request& request) {
     refuse_in_strict();
     return allocate_dynamically(request);
   }
-  memory::Block* const block = allocate_dynamically(request);  // may throw, so advance afterwards
+  Block* const block = allocate_dynamically(request);  // may throw, so advance afterwards
   ++next_;
   return block;
 }
 
-void PlacedArena::do_deallocate(memory::Block* block, Stream stream) noexcept {
+void PlacedArena::do_deallocate(Block* block, Stream stream) noexcept {
   // If the next event has the handle of a live block, it is its free: a plan allocates each handle once.
   if (next_->handle == block) {
     ++next_;
@@ -245,7 +245,7 @@ void PlacedArena::do_deallocate(memory::Block* block, Stream stream) noexcept {
   }
 }
 
-void PlacedArena::do_relabel(memory::Block* block, Category category) noexcept {
+void PlacedArena::do_relabel(Block* block, Category category) noexcept {
   if (is_placed(block)) {
     block->category = category;
   } else {
@@ -253,8 +253,8 @@ void PlacedArena::do_relabel(memory::Block* block, Category category) noexcept {
   }
 }
 
-memory::Block* PlacedArena::allocate_dynamically(const Request& request) {
-  memory::Block* block = nullptr;
+Block* PlacedArena::allocate_dynamically(const Request& request) {
+  Block* block = nullptr;
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory&) {
@@ -393,8 +393,8 @@ bool PlacedArena::is_replaying() const {
   return is_in_replay_;
 }
 
-const PlacedArena* PlacedArena::find(const memory::Resource& resource) noexcept {
-  const memory::Resource* at = &resource;
+const PlacedArena* PlacedArena::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
   while (at != nullptr) {
     if (const auto* const placed = dynamic_cast<const PlacedArena*>(at)) return placed;
     const auto* const decorator = dynamic_cast<const Decorator*>(at);
@@ -403,7 +403,7 @@ const PlacedArena* PlacedArena::find(const memory::Resource& resource) noexcept 
   return nullptr;
 }
 
-PlacedArena* PlacedArena::find(memory::Resource& resource) noexcept {
+PlacedArena* PlacedArena::find(Resource& resource) noexcept {
   return const_cast<PlacedArena*>(find(std::as_const(resource)));
 }
 
@@ -415,4 +415,4 @@ PlacedArena::Statistics PlacedArena::statistics() const {
   return all;
 }
 
-}  // namespace thimble
+}  // namespace thimble::memory

@@ -14,7 +14,7 @@
 #include <thimble/memory/policies/ledger.h>
 #include <thimble/memory/policies/trace.h>
 
-namespace thimble {
+namespace thimble::memory {
 
 /// The events of one step in order, and the offsets of its blocks.
 struct StepPlacement {
@@ -29,8 +29,8 @@ struct StepPlacement {
     friend bool operator==(const Event&, const Event&) = default;
   };
   std::vector<Event> events;
-  std::vector<memory::Buffer> buffers;  ///< the placed blocks, with lifetimes as indices into `events`
-  memory::Placement placement;          ///< of `buffers`
+  std::vector<Buffer> buffers;  ///< the placed blocks, with lifetimes as indices into `events`
+  Placement placement;          ///< of `buffers`
 };
 
 inline std::size_t event_count(const std::vector<StepPlacement>& plans) {
@@ -42,8 +42,8 @@ inline std::size_t event_count(const std::vector<StepPlacement>& plans) {
 /// Places the blocks that are both allocated and freed in `events`, a step's section of a trace. Ignores relabels.
 /// Reuses the placement of `like`, without a search, if it allocates and frees the same blocks in the same order.
 /// Throws ValueError for inconsistent events (a block allocated or freed twice), and as `place` does.
-StepPlacement make_step_placement(std::span<const memory::Trace::Event> events,
-                                  const memory::PlacementOptions& options = {}, const StepPlacement* like = nullptr);
+StepPlacement make_step_placement(std::span<const Trace::Event> events, const PlacementOptions& options = {},
+                                  const StepPlacement* like = nullptr);
 
 // ---- The placed arena: replays a training step at planned offsets.
 //
@@ -103,13 +103,13 @@ class PlacedArena final : public Decorator {
 
   /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans or for an event that does
   /// not fit its block, and as memory::check_placement does.
-  PlacedArena(std::shared_ptr<memory::Resource> upstream, std::vector<StepPlacement> plans);
+  PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans);
   ~PlacedArena() override;
   PlacedArena(const PlacedArena&) = delete;
   PlacedArena& operator=(const PlacedArena&) = delete;
 
-  memory::Block* allocate(const Request& request) override;
-  void deallocate(memory::Block* block, Stream stream) noexcept override;
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
 
   /// Ends an unfinished step and begins one that replays the plan of that index, or the last plan. The index defaults
   /// to the step's number. Takes the region unless it is held; on OutOfMemory no step has begun.
@@ -144,8 +144,8 @@ class PlacedArena final : public Decorator {
   bool is_replaying() const;
 
   /// The placed arena that `resource` is or contains; null without one.
-  static const PlacedArena* find(const memory::Resource& resource) noexcept;
-  static PlacedArena* find(memory::Resource& resource) noexcept;
+  static const PlacedArena* find(const Resource& resource) noexcept;
+  static PlacedArena* find(Resource& resource) noexcept;
 
   /// Takes the region, or throws OutOfMemory. While a Hold lives the region stays and no block of the arena moves, so a
   /// step's addresses stay valid (nn/step/captured_step.h).
@@ -175,11 +175,11 @@ class PlacedArena final : public Decorator {
   };
 
  private:
-  memory::Block* do_allocate(const Request& request) override;
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override;
-  void do_relabel(memory::Block* block, Category category) noexcept override;
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
 
-  struct Handle : memory::Block {
+  struct Handle : Block {
     std::size_t offset = 0;  // in the region
   };
   /// A plan's event in comparable form. A plan ends in an event that equals no request.
@@ -207,19 +207,19 @@ class PlacedArena final : public Decorator {
   void refuse_in_strict() const;
   void stop_replay() noexcept;
   std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
-  memory::Block* take_planned(const Request& request) noexcept;
-  memory::Block* allocate_unplaced(const Request& request);
-  memory::Block* allocate_dynamically(const Request& request);
+  Block* take_planned(const Request& request) noexcept;
+  Block* allocate_unplaced(const Request& request);
+  Block* allocate_dynamically(const Request& request);
   void take_region();
   std::size_t give_region_back() noexcept;
-  bool is_placed(const memory::Block* block) const noexcept {
+  bool is_placed(const Block* block) const noexcept {
     const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.data());
     return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handles.size() * sizeof(Handle);
   }
 
   Plans plans_;
   Arena* arena_;                         // below it; null for another resource
-  memory::Block* region_ = nullptr;      // null unless held
+  Block* region_ = nullptr;              // null unless held
   std::byte* region_address_ = nullptr;  // base of the handles' addresses
 
   bool is_in_step_ = false, is_in_replay_ = false;
@@ -236,4 +236,4 @@ class PlacedArena final : public Decorator {
   Statistics counts_;
 };
 
-}  // namespace thimble
+}  // namespace thimble::memory

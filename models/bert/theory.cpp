@@ -26,7 +26,7 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", stream(sh));
   if (has_fp8_layers(precision, h)) {
     // Every layer keeps its input as codes, even the first; the head keeps the last layer's result whole.
-    theory.layers.back().kept.push_back({"encoder output", Category::activation, precision.parameters, sh, 0});
+    theory.layers.back().kept.push_back({"encoder output", memory::Category::activation, precision.parameters, sh, 0});
   } else {
     // If products cast, too, but then the head keeps a separate copy.
     kept.values(precision.compute ? "encoder output" : "embedding output", stream(sh));

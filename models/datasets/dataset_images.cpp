@@ -150,10 +150,10 @@ class ImageSet final : public Dataset {
       fill(batch.pixels.data(), std::span(batch.labels));
       return upload(batch, count, device);
     }
-    const Batch batch{Tensor::empty(shape_of(count), dtype, device, Category::input),
-                      Tensor::empty({count}, DType::i64, device, Category::input)};
+    const Batch batch{Tensor::empty(shape_of(count), dtype, device, memory::Category::input),
+                      Tensor::empty({count}, DType::i64, device, memory::Category::input)};
     if (device.is_dry) return batch;
-    const WritePin pixels(batch.input), labels(batch.target);
+    const memory::WritePin pixels(batch.input), labels(batch.target);
     fill(static_cast<std::byte*>(pixels.data()),
          {static_cast<std::int64_t*>(labels.data()), static_cast<std::size_t>(count)});
     return batch;
@@ -163,12 +163,12 @@ class ImageSet final : public Dataset {
     const Tensor input = visit(images.dtype, [&]<class T>() -> Tensor {
       if constexpr (is_floating(dtype_of<T>)) {
         const std::span values(reinterpret_cast<const T*>(images.pixels.data()), images.pixels.size() / sizeof(T));
-        return from_host(values, shape_of(count), device, Category::input);
+        return from_host(values, shape_of(count), device, memory::Category::input);
       } else {
         return {};  // make() throws
       }
     });
-    return {input, from_host(images.labels, {count}, device, Category::input)};
+    return {input, from_host(images.labels, {count}, device, memory::Category::input)};
   }
 
   std::shared_ptr<const data::ImageStore> store_;

@@ -195,14 +195,14 @@ class Text final : public Dataset {
     if (device.is_cuda() && !device.is_dry) {
       std::vector<std::int64_t> inputs(static_cast<std::size_t>(shape.elements())), targets(inputs.size());
       fill(std::span(inputs), std::span(targets));
-      return with_counts(
-          {from_host(inputs, shape, device, Category::input), from_host(targets, shape, device, Category::input)},
-          targets);
+      return with_counts({from_host(inputs, shape, device, memory::Category::input),
+                          from_host(targets, shape, device, memory::Category::input)},
+                         targets);
     }
-    Batch batch{Tensor::empty(shape, DType::i64, device, Category::input),
-                Tensor::empty(shape, DType::i64, device, Category::input)};
+    Batch batch{Tensor::empty(shape, DType::i64, device, memory::Category::input),
+                Tensor::empty(shape, DType::i64, device, memory::Category::input)};
     if (device.is_dry) return batch;
-    const WritePin inputs(batch.input), targets(batch.target);
+    const memory::WritePin inputs(batch.input), targets(batch.target);
     const auto elements = static_cast<std::size_t>(shape.elements());
     const std::span to(static_cast<std::int64_t*>(targets.data()), elements);
     fill(std::span(static_cast<std::int64_t*>(inputs.data()), elements), to);

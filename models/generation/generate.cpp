@@ -40,7 +40,7 @@ void Generation::read(std::span<const std::int64_t> tokens) {
                      " sequences; expected as many for each, at least one");
   }
   const NoGrad off;
-  const Tensor ids = from_host(tokens, {batch, count / batch}, device_, Category::input);
+  const Tensor ids = from_host(tokens, {batch, count / batch}, device_, memory::Category::input);
   const Tensor logits = to_dtype(model_.extend(ids, cache_), DType::f32);  // (B, 1, V)
   if (!device_.is_dry) logits_ = to_host<float>(logits);
   has_read_ = true;

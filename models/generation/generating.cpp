@@ -299,7 +299,7 @@ GenerateReport generate(const PreparedGeneration& prepared, const TokenObserver&
   {
     Writer writer(o.shape, o.device, o.sampling);
     load(prepared, writer.model());
-    report.cache_bytes = stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::activation)];
+    report.cache_bytes = stack.ledger->bytes_by_category()[static_cast<std::size_t>(memory::Category::activation)];
     const auto batch = static_cast<std::size_t>(o.shape.setup.batch);
     report.tokens.resize(batch), report.ended_by.resize(batch);
     const auto add = [&](const std::vector<std::int64_t>& tokens) {

@@ -40,7 +40,7 @@ struct GenerationPlan {
   std::int64_t parameters = 0;
   nn::KvCacheSizes cache;
   std::size_t peak_bytes = 0;  ///< committed by the arena
-  CategoryBytes peak_by_category{};
+  memory::CategoryBytes peak_by_category{};
   memory::CommittedParts committed;
 };
 

@@ -28,7 +28,7 @@ class Readers {
     if (precision.fp8->kind == Fp8Scaling::block) {
       kept.values("scales of codes", codes * s * ceil_div(in_, fp8_block), DType::u8);
     } else {
-      kept.terms.push_back({"scales of codes", Category::activation, DType::f32, 0, codes});
+      kept.terms.push_back({"scales of codes", memory::Category::activation, DType::f32, 0, codes});
     }
   }
 

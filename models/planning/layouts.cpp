@@ -317,7 +317,8 @@ void add_node(const TapeGraph& graph, std::size_t n, const nn::NodeTimes& times,
     if (value == TapeGraph::none || graph.values[value].is_leaf) continue;
     const std::uint32_t storage = graph.values[value].storage;
     if (storage == TapeGraph::none || std::exchange(seen[storage], 1) != 0) continue;
-    if (graph.storages[storage].category != Category::input && graph.storages[storage].category != Category::parameter)
+    if (graph.storages[storage].category != memory::Category::input &&
+        graph.storages[storage].category != memory::Category::parameter)
       piece.kept_bytes += static_cast<double>(graph.storages[storage].bytes);
   }
 }

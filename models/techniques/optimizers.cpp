@@ -128,7 +128,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   const bool has_beta2 = setup.optimizer.beta2 >= 0;
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
   if (!setup.precision.policy.empty()) narrow = nn::precision(setup.precision.policy).update;
-  std::shared_ptr<Tier> tier;
+  std::shared_ptr<memory::Tier> tier;
   if (setup.offload.optimizer) {
     tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
   }

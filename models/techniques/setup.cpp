@@ -106,7 +106,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, memory::Device de
   nn::StepOptions options = counted_steps(setup, is_text);
   if (setup.offload.gradients) options.gradient_tier = make_tier(setup, device, "offloads_gradients");
   if (setup.fuses_optimizer) {
-    const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;
+    const bool is_placed = memory::PlacedArena::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;
   }
   return options;

@@ -209,7 +209,7 @@ DType optimizer_state(const Setup& setup, bool is_text);
 
 /// The setup's tier: in its folder, or on a GPU the host's pinned memory. Throws ValueError that names `option` if the
 /// setup has no place for a tier, and FileError.
-std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option);
+std::shared_ptr<memory::Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option);
 
 /// The numbers of the setup's optimizer, defaults filled in. Tests train every family of models with the default rates
 /// (tests/models/training/training_numbers_test.cpp).

@@ -172,7 +172,7 @@ std::span<const Technique> of_tiers() {
   return list;
 }
 
-std::shared_ptr<Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option) {
+std::shared_ptr<memory::Tier> make_tier(const Setup& setup, memory::Device device, std::string_view option) {
   require_needs(setup, technique(option));
   check_place(setup, device);
   memory::TierOptions options;
@@ -188,7 +188,7 @@ nn::PlannerOptions planner_options(const Setup& setup, memory::Device device) {
   options.spilling.packs_rest = setup.packing.packs_rest;
   if (setup.offload.to.empty()) return options;
   check_place(setup, device);
-  if (!device.is_cuda()) DirectFile(setup.offload.to);  // throws FileError if it cannot hold a tier
+  if (!device.is_cuda()) memory::DirectFile(setup.offload.to);  // throws FileError if it cannot hold a tier
   options.spilling.offloads = true;
   options.make_tier = [setup](memory::Device on) { return models::make_tier(setup, on, "offload"); };
   return options;

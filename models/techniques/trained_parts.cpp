@@ -51,7 +51,7 @@ std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Commun
 std::vector<int> chunks_of(const std::vector<nn::Named>& parameters, const std::vector<Model*>& pieces) {
   std::vector<int> list;
   if (pieces.size() == 1) return list;
-  std::map<const Leaf*, int> chunks;
+  std::map<const tape::Leaf*, int> chunks;
   for (std::size_t c = 0; c < pieces.size(); ++c) {
     for (const nn::NamedTensor& p : pieces[c]->parameters()) chunks[p.tensor.leaf().get()] = static_cast<int>(c);
   }

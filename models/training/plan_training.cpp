@@ -35,7 +35,7 @@ memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has
   const int tiers = (setup.offload.optimizer ? 1 : 0) + (setup.offload.parameters ? 1 : 0) +
                     (setup.offload.gradients ? 1 : 0) + (plans_offload ? 1 : 0);
   return {.threads = thread_count(),
-          .tier_threads = tiers * FileTier::Options().workers,
+          .tier_threads = tiers * memory::FileTier::Options().workers,
           .nodes = nodes,
           .staging = has_files ? nn::file_staging_bytes : 0,
           .data = data_bytes};

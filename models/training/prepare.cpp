@@ -93,21 +93,21 @@ void check_files(const TrainOptions& options) {
   check_folder("`log`", options.log);
   check_folder("`save_adapters`", options.save_adapters);
   const std::string infix(options.keep > 1 ? nn::older_infix : "");
-  std::vector<Output> outputs{{"`save`", options.save, &file_kinds::checkpoint, infix},
-                              {"`save_weights`", options.save_weights, &file_kinds::weights},
-                              {"`log`", options.log, &file_kinds::folder},
-                              {"`save_adapters`", options.save_adapters, &file_kinds::folder}};
+  std::vector<files::Output> outputs{{"`save`", options.save, &file_kinds::checkpoint, infix},
+                                     {"`save_weights`", options.save_weights, &file_kinds::weights},
+                                     {"`log`", options.log, &file_kinds::folder},
+                                     {"`save_adapters`", options.save_adapters, &file_kinds::folder}};
   if (const std::string& folder = options.save_adapters; fs::is_directory(folder)) {
     outputs.push_back({"`save_adapters`", nn::adapter_config_path(folder), &file_kinds::adapters});
     outputs.push_back({"`save_adapters`", nn::adapter_tensors_path(folder), &file_kinds::weights});
   }
   outputs.insert(outputs.end(), options.other_outputs.begin(), options.other_outputs.end());
-  std::vector<Input> inputs{{"`data`", options.data},
-                            {"`resume`", options.resume, "`save`"},
-                            {"`weights`", options.setup.weights},
-                            {"`adapters`", options.setup.lora.adapters},
-                            {"`tokenizer`", options.setup.tokenizer},
-                            {"`plan`", options.plan}};
+  std::vector<files::Input> inputs{{"`data`", options.data},
+                                   {"`resume`", options.resume, "`save`"},
+                                   {"`weights`", options.setup.weights},
+                                   {"`adapters`", options.setup.lora.adapters},
+                                   {"`tokenizer`", options.setup.tokenizer},
+                                   {"`plan`", options.plan}};
   if (options.costs.measures) {
     outputs.push_back({"`times`", options.costs.times, &file_kinds::costs});
   } else {

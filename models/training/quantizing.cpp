@@ -58,7 +58,7 @@ class Int8Run final : public nn::TrainingRun {
 /// Profiles the calibrated net on a real batch.
 nn::MemoryProfile measured_profile(const FoldedNet& net, const Scales& scales, const Tensor& batch) {
   return nn::profile_training(batch.device(), [&](memory::Device) {
-    const Tensor own = clone(batch, Category::input);
+    const Tensor own = clone(batch, memory::Category::input);
     return std::make_unique<Int8Run>(net, scales, own);
   });
 }

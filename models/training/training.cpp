@@ -25,13 +25,13 @@ namespace thimble::models {
 namespace {
 
 Tensor random_classes(const Shape& shape, std::int64_t classes, memory::Device device) {
-  if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
+  if (device.is_dry) return zeros(shape, DType::i64, device, memory::Category::input);
   std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0}}, {{1, 2}});
     values[i] = bits.word[0] % classes;
   }
-  return from_host(values, shape, device, Category::input);
+  return from_host(values, shape, device, memory::Category::input);
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ nn::Evaluation ModelProgram::Run::evaluate() {
   // Samples of a step's micro-batch.
   const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * options_.setup.micro_batches);
   std::int64_t samples = 0, correct = 0;
-  const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
+  const memory::Arena* const arena = device_.is_dry ? memory::Arena::find(*current_resource(device_)) : nullptr;
   std::uint64_t layout = 0, of_parts = 0;
   bool is_settled = false;
   // All but the last have equal samples: once one leaves the arena as it was before, the next needs no more.

@@ -63,7 +63,7 @@ struct TrainOptions : RunOptions {
   std::string plan;                   ///< a file of nn::write_plan to follow, without planning
   bool is_strict = false;             ///< a step that leaves its plan is an error
   bool captures_steps = false;        ///< captures and replays steps, on a CUDA device (nn/step/captured_step.h)
-  std::vector<Output> other_outputs = {};  ///< that the caller writes, to check with these
+  std::vector<files::Output> other_outputs = {};  ///< that the caller writes, to check with these
   /// For a setup of several ranks, which all call prepare_training and train with the same options, except for
   /// `setup.layout.rank`. Must outlive the run.
   dist::Communicator* ranks = nullptr;

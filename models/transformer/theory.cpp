@@ -15,7 +15,7 @@ void add_fp8_codes(TermList& kept, const TransformerLayers& layers, const nn::Fp
     const std::int64_t of_row = (layers.readers + 2) * ceil_div(h, fp8_block) + ceil_div(4 * h, fp8_block);
     kept.values("scales of codes", s * of_row, DType::u8);
   } else {
-    kept.terms.push_back({"scales of codes", Category::activation, DType::f32, 0, layers.readers + 3});
+    kept.terms.push_back({"scales of codes", memory::Category::activation, DType::f32, 0, layers.readers + 3});
   }
 }
 

@@ -122,7 +122,8 @@ Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts) {
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, memory::Device device) {
   if (samples < 1) throw ValueError("empty_batch: " + std::to_string(samples) + " samples; at least 1");
   const Shape shape{samples, options.sequence};
-  return {zeros(shape, DType::i64, device, Category::input), zeros(shape, DType::i64, device, Category::input)};
+  return {zeros(shape, DType::i64, device, memory::Category::input),
+          zeros(shape, DType::i64, device, memory::Category::input)};
 }
 
 }  // namespace thimble::models

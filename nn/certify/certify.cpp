@@ -44,7 +44,7 @@ struct Result {
   CertifiedRun run;
 };
 
-Result run(const MakeRun& make, memory::Device device, std::vector<StepPlacement> placement,
+Result run(const MakeRun& make, memory::Device device, std::vector<memory::StepPlacement> placement,
            const CertifyOptions& options, bool is_planned) {
   memory::Options of_stack;
   of_stack.plans = std::move(placement);
@@ -76,7 +76,7 @@ std::string_view to_string(Compared kind) noexcept {
 }
 
 Witness::Witness(TrainingRun& run)
-    : run_(run), note_([this](const std::shared_ptr<Leaf>& leaf) { note_gradient(leaf); }), hook_(note_) {
+    : run_(run), note_([this](const std::shared_ptr<tape::Leaf>& leaf) { note_gradient(leaf); }), hook_(note_) {
   const RunView view = run.view();
   if (view.optimizers.empty()) throw ValueError("certify: the run shows nothing of itself (TrainingRun::view)");
   generator_ = view.generator;
@@ -103,9 +103,9 @@ Digest Witness::calls() const {
   return digest.value();
 }
 
-void Witness::note_gradient(const std::shared_ptr<Leaf>& leaf) {
+void Witness::note_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
   const auto found = std::lower_bound(leaves_.begin(), leaves_.end(), leaf.get(),
-                                      [](const Watched& w, const Leaf* of) { return w.leaf < of; });
+                                      [](const Watched& w, const tape::Leaf* of) { return w.leaf < of; });
   if (found == leaves_.end() || found->leaf != leaf.get()) return;  // in no optimizer
   std::string name = found->name;
   if (found->seen++ > 0) name += "[" + std::to_string(found->seen - 1) + "]";
@@ -195,7 +195,7 @@ std::string Certificate::text() const {
 }
 
 Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device device,
-                    std::vector<StepPlacement> placement, const CertifyOptions& options) {
+                    std::vector<memory::StepPlacement> placement, const CertifyOptions& options) {
   if (options.steps < 1) throw ValueError("certify: " + std::to_string(options.steps) + " steps; at least 1");
   if (device.is_dry)
     throw DeviceError("certify: " + thimble::to_string(device) + " has no values; expected a real device");

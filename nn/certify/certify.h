@@ -83,18 +83,18 @@ class Witness {
   void note_step(Trajectory& trajectory);
 
  private:
-  void note_gradient(const std::shared_ptr<Leaf>& leaf);
+  void note_gradient(const std::shared_ptr<tape::Leaf>& leaf);
   Digest calls() const;
 
   TrainingRun& run_;
   const RandomGenerator* generator_ = nullptr;  // null if the run has none
   struct Watched {
-    const Leaf* leaf;
+    const tape::Leaf* leaf;
     std::string name;
     std::size_t seen = 0;  // in the current step
   };
   std::vector<Watched> leaves_;  // by address
-  std::function<void(const std::shared_ptr<Leaf>&)> note_;
+  std::function<void(const std::shared_ptr<tape::Leaf>&)> note_;
   LeafHook hook_;
   std::vector<ComparedTensor> gradients_;  // of the current step
   Digest calls_;                           // summed over the step's gradients, so that their order does not matter
@@ -113,9 +113,9 @@ std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other
 
 /// Measurements of one of the two runs.
 struct CertifiedRun {
-  std::size_t peak_bytes = 0;      ///< committed by its arena
-  double ms = 0;                   ///< of all steps, comparison included
-  PlacedArena::Statistics placed;  ///< for the run under the plan
+  std::size_t peak_bytes = 0;              ///< committed by its arena
+  double ms = 0;                           ///< of all steps, comparison included
+  memory::PlacedArena::Statistics placed;  ///< for the run under the plan
 };
 
 struct Certificate {
@@ -146,6 +146,6 @@ Certificate certify(const MakeRun& make, memory::Device device, const Plan& plan
 
 /// Compares two programs: `planned`, with these placements, against `plain`.
 Certificate certify(const MakeRun& plain, const MakeRun& planned, memory::Device device,
-                    std::vector<StepPlacement> placement, const CertifyOptions& options = {});
+                    std::vector<memory::StepPlacement> placement, const CertifyOptions& options = {});
 
 }  // namespace thimble::nn

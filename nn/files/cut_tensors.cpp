@@ -54,7 +54,7 @@ void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, con
   const std::int64_t most = static_cast<std::int64_t>(file_piece_bytes) / size;
   const std::int64_t end = part.in_whole(target.first + count - 1) + 1;
   const std::span<std::byte> piece = staging.of_file();
-  const WritePin pin(to);
+  const memory::WritePin pin(to);
   auto* const out = static_cast<std::byte*>(pin.data());
   std::int64_t begin = 0, stop = 0;  // the piece's elements of the whole
   for (std::int64_t done = 0; done < count;) {
@@ -77,7 +77,7 @@ Tensor outline(const Shape& shape, DType dtype) {
 }
 
 CutParameters::CutParameters(const Module& module) {
-  std::map<const Leaf*, PlaceInWhole> places;
+  std::map<const tape::Leaf*, PlaceInWhole> places;
   module.for_each_module([&](const Module& below) {
     for (const NamedTensor& p : below.parameters()) {
       const std::optional<PlaceInWhole> place = below.place_in_whole(p.tensor);
@@ -133,7 +133,7 @@ void Assembly::put(const FileTensor& t) {
   Open& open = open_[t.whole.name];
   if (!open.tensor.defined()) {
     const PathScope path(join_path(0, "files"));
-    open.tensor = Tensor::empty(like.shape(), like.dtype(), t.here.device(), Category::communication);
+    open.tensor = Tensor::empty(like.shape(), like.dtype(), t.here.device(), memory::Category::communication);
     open.missing = like.elements();
   }
   scatter(open.tensor, *t.part, t.first, t.here);

@@ -112,7 +112,7 @@ class Gathering {
 
   Tensor room(const Shape& shape, DType dtype) const {
     const PathScope path = dist::ranks_path();
-    return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), Category::communication);
+    return Tensor::empty(shape, dtype, parallel_.whole().front().tensor.device(), memory::Category::communication);
   }
 
   /// Moves a parameter, or its state, from the owners to rank 0. `own`: this rank's tensors.

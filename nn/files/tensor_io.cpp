@@ -70,7 +70,7 @@ void each_piece(const Rows& rows, std::size_t row_bytes, Body&& body) {
 // A dense tensor on the CPU: its bytes pass through the staging only if the layout differs.
 void append_here(SafetensorsWriter& file, const NamedTensor& named, FileStaging& staging) {
   const Tensor& t = named.tensor;
-  const Pin pin(t);
+  const memory::Pin pin(t);
   const std::span<const std::byte> bytes(static_cast<const std::byte*>(pin.data()), t.bytes());
   if (named.layout == FileLayout::same) return file.append(named.name, bytes);
   const Rows rows(t.shape(), named.layout);
@@ -117,7 +117,7 @@ void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, con
                FileStaging& staging) {
   const Tensor& t = target.tensor;
   const DType from = loadable_dtype(entry);
-  const WritePin pin(t);
+  const memory::WritePin pin(t);
   auto* const to = static_cast<std::byte*>(pin.data());
   if (from == t.dtype() && target.layout == FileLayout::same) return file.read(entry, {to, t.bytes()});
   const Rows rows(t.shape(), target.layout);

@@ -103,7 +103,7 @@ std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware
   times.reserve(graph.nodes.size());
   for (const TapeGraph::Node& node : graph.nodes) {
     NodeTimes t;
-    if (node.type->cost == Cost::view) {
+    if (node.type->cost == ops::Cost::view) {
       times.push_back(t);
       continue;
     }
@@ -120,7 +120,7 @@ std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware
       return std::max(multiply_adds / rate, bytes / hardware.bytes_per_s) + hardware.call_s;
     };
     // Statistics need a separate pass over the operand.
-    const double statistics = node.type->cost == Cost::reduction && node.type->has_output_from_saved ? in : 0;
+    const double statistics = node.type->cost == ops::Cost::reduction && node.type->has_output_from_saved ? in : 0;
     t.forward = seconds(node.multiply_adds, in + out + extras + statistics);
     t.recompute = node.type->has_output_from_saved ? seconds(0, in + out) : t.forward;
     if (node.needs.any()) {

@@ -29,7 +29,7 @@ namespace thimble::nn {
 class PlanSearch;
 
 /// Makes the tier for a device's offloaded tensors. Its workspace is part of a plan's peak.
-using MakeTier = std::function<std::shared_ptr<Tier>(memory::Device device)>;
+using MakeTier = std::function<std::shared_ptr<memory::Tier>(memory::Device device)>;
 
 /// Actions of plans that cost transfers or accuracy.
 struct PlannerOptions {
@@ -56,19 +56,19 @@ struct Plan {
   /// (machine_text, threads included), whose workspaces have other sizes.
   void apply(StepOptions& options, memory::Device device) const;
 
-  std::shared_ptr<const TapePlan> tape;  ///< null keeps everything
-  std::vector<StepPlacement> placement;  ///< addresses of the blocks of the first and of a steady step
-  std::string description;               ///< the schedule, stage by stage
-  std::size_t peak_bytes = 0;            ///< that the arena will commit, exactly
-  std::size_t lower_bound_bytes = 0;     ///< no placement of the same step needs less
-  double step_s = 0;                     ///< by the cost model
-  double time_overhead = 0;              ///< over keeping everything: 0.1 is 10 % more
+  std::shared_ptr<const TapePlan> tape;          ///< null keeps everything
+  std::vector<memory::StepPlacement> placement;  ///< addresses of the blocks of the first and of a steady step
+  std::string description;                       ///< the schedule, stage by stage
+  std::size_t peak_bytes = 0;                    ///< that the arena will commit, exactly
+  std::size_t lower_bound_bytes = 0;             ///< no placement of the same step needs less
+  double step_s = 0;                             ///< by the cost model
+  double time_overhead = 0;                      ///< over keeping everything: 0.1 is 10 % more
   /// Lower bound of the time, by the cost model, of all plans of the step within the budget of fit(), or else within
   /// peak_bytes (memory/remat/select.h). 0 if unknown, as for a plan from a file.
   double least_step_s = 0;
   /// Upper bound of the plan's excess over the fastest possible: 0.01 is 1 %.
   double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }
-  CategoryBytes peak_by_category{};
+  memory::CategoryBytes peak_by_category{};
   MakeTier make_tier;                            ///< null if the plan does not offload
   std::size_t offloaded_bytes = 0;               ///< of saved tensors, per recording
   std::size_t packed_bytes = 0;                  ///< of packed saved tensors before packing, per recording

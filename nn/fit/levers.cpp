@@ -41,9 +41,10 @@ LeverPrice price_of(const LeverSearch& search, const Lever& lever, Planner& plan
 std::size_t state_bound(const MakeRun& make, memory::Device device) {
   const MemoryProfile profile = profile_training(dry(device), make, 1, true);
   std::size_t most = 0;
-  for (const CategoryBytes& live : timeline(profile.events)) {
+  for (const memory::CategoryBytes& live : timeline(profile.events)) {
     std::size_t bytes = 0;
-    for (const Category c : {Category::parameter, Category::gradient, Category::optimizer}) {
+    for (const memory::Category c :
+         {memory::Category::parameter, memory::Category::gradient, memory::Category::optimizer}) {
       bytes += live[static_cast<std::size_t>(c)];
     }
     most = std::max(most, bytes);

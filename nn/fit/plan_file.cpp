@@ -80,18 +80,19 @@ Json json_of(const TapePlan& tape) {
 
 /// Allocations as [bytes, alignment, block, category, path], frees as [block]; paths and categories are indices into
 /// lists.
-Json json_of(const StepPlacement& step) {
+Json json_of(const memory::StepPlacement& step) {
   std::map<PathId, std::size_t> paths;
   Json json;
   json["paths"] = json["events"] = Json::array();
-  for (const StepPlacement::Event& event : step.events) {
+  for (const memory::StepPlacement::Event& event : step.events) {
     if (event.bytes == 0) {
       json["events"].push_back(Json::array({event.block}));
       continue;
     }
     const auto [path, is_new] = paths.try_emplace(event.path, paths.size());
     if (is_new) json["paths"].push_back(std::string(path_name(event.path)));
-    const std::int64_t block = event.block == StepPlacement::not_placed ? -1 : static_cast<std::int64_t>(event.block);
+    const std::int64_t block =
+        event.block == memory::StepPlacement::not_placed ? -1 : static_cast<std::int64_t>(event.block);
     json["events"].push_back({event.bytes, event.alignment, block, static_cast<int>(event.category), path->second});
   }
   json["offsets"] = step.placement.offsets;
@@ -197,23 +198,24 @@ struct PlanReader : JsonReader {
     return tape;
   }
 
-  void free(const Json& event, const std::string& what, StepPlacement& step) const {
+  void free(const Json& event, const std::string& what, memory::StepPlacement& step) const {
     const auto block = number<std::uint32_t>(event[0], what);
     if (block >= step.buffers.size()) refuse(what + " frees block " + std::to_string(block) + " before it is there");
     std::uint64_t& upper = step.buffers[block].upper;
     if (upper != 0) refuse(what + " frees block " + std::to_string(block) + " again");
     upper = step.events.size();
-    StepPlacement::Event free;
+    memory::StepPlacement::Event free;
     free.block = block;
     step.events.push_back(free);
   }
 
   void allocation(const Json& event, const std::string& what, const std::vector<PathId>& paths,
-                  StepPlacement& step) const {
+                  memory::StepPlacement& step) const {
     list(event, what, 5);
-    StepPlacement::Event made{bytes(event[0], what, 1), number<std::uint32_t>(event[1], what, 1, max_alignment)};
+    memory::StepPlacement::Event made{bytes(event[0], what, 1),
+                                      number<std::uint32_t>(event[1], what, 1, max_alignment)};
     if (!std::has_single_bit(made.alignment)) refuse(what, event, "an alignment that is a power of two");
-    made.category = static_cast<Category>(number<std::size_t>(event[3], what, 0, category_count - 1));
+    made.category = static_cast<memory::Category>(number<std::size_t>(event[3], what, 0, memory::category_count - 1));
     if (paths.empty()) refuse(what + " names a path, and there are none");
     made.path = paths[number<std::size_t>(event[4], what, 0, paths.size() - 1)];
     if (const auto block = number<std::int64_t>(event[2], what, -1); block >= 0) {
@@ -227,9 +229,9 @@ struct PlanReader : JsonReader {
     step.events.push_back(made);
   }
 
-  StepPlacement step(const Json& json, const std::string& name) const {
+  memory::StepPlacement step(const Json& json, const std::string& name) const {
     object(json, name, {"paths", "events", "offsets", "height", "load", "is_optimal"});
-    StepPlacement step;
+    memory::StepPlacement step;
     std::vector<PathId> paths;
     for (const Json& path : list(json["paths"], name + ", paths")) {
       const std::string text_of = text(path, name + ", path " + std::to_string(paths.size()));
@@ -271,8 +273,8 @@ struct PlanReader : JsonReader {
     plan.lower_bound_bytes = bytes(json["lower_bound_bytes"], "lower_bound_bytes");
     plan.step_s = real(json["step_s"], "step_s", 0);
     plan.time_overhead = real(json["time_overhead"], "time_overhead", -1);
-    list(json["peak_by_category"], "peak_by_category", category_count);
-    for (std::size_t c = 0; c < category_count; ++c) {
+    list(json["peak_by_category"], "peak_by_category", memory::category_count);
+    for (std::size_t c = 0; c < memory::category_count; ++c) {
       plan.peak_by_category[c] = bytes(json["peak_by_category"][c], "peak_by_category");
     }
     plan.offloaded_bytes = bytes(json["offloaded_bytes"], "offloaded_bytes");
@@ -307,7 +309,7 @@ std::string plan_to_json(const Plan& plan) {
   Json json{{"format", plan_format}, {"crc32c", zeros}, {"figures", figures_of(plan)}, {"key", json_of(*plan.key)}};
   json["tape"] = plan.tape ? json_of(*plan.tape) : Json();
   json["placement"] = Json::array();
-  for (const StepPlacement& step : plan.placement) json["placement"].push_back(json_of(step));
+  for (const memory::StepPlacement& step : plan.placement) json["placement"].push_back(json_of(step));
   std::string text = json.dump() + "\n";
   put_plan_sum(text);
   return text;
@@ -425,7 +427,7 @@ std::string to_text(const Plan& plan) {
             " drop their result there; " + std::to_string(plan.tape->spills.size()) + " tensors are spilled\n";
   }
   for (std::size_t i = 0; i < plan.placement.size(); ++i) {
-    const StepPlacement& step = plan.placement[i];
+    const memory::StepPlacement& step = plan.placement[i];
     text += "  step " + std::to_string(i) + (i + 1 == plan.placement.size() ? " and later" : "") + ": " +
             std::to_string(step.events.size()) + " events, " + std::to_string(step.buffers.size()) + " blocks in " +
             memory::exact_bytes(step.placement.height) + (step.placement.is_optimal ? ", proven least\n" : "\n");

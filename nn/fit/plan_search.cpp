@@ -179,7 +179,7 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
     lasting_bytes_ = lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
   }
   courses_.emplace_back();
-  granule_ = make_dry_backing(device_)->granule();
+  granule_ = memory::make_dry_backing(device_)->granule();
   has_segments_ = simpler_ ? simpler_->has_segments_ : names_segments();
   kept_step_s_ = simpler_ ? simpler_->kept_step_s() : step_seconds(least_time());
 }
@@ -299,7 +299,7 @@ const Plan& PlanSearch::place(Candidate& candidate) {
     candidate.plan.least_step_s = candidate.least_step_s;
     return candidate.plan;
   }
-  std::vector<StepPlacement> placement =
+  std::vector<memory::StepPlacement> placement =
       plan_steps(device_, run_with(candidate.plan), placement_options(device_, passes_));
   const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
   if (placed.peak_bytes <= candidate.plan.peak_bytes) {

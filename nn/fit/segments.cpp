@@ -25,7 +25,7 @@ std::vector<PlannedSegment> planned_segments(const Plan& plan, const TapeGraph& 
       if (innermost[n] != static_cast<std::int32_t>(s)) continue;
       const TapeGraph::Node& node = graph.nodes[n];
       const Fate fate = plan.tape->fates[n];
-      const bool is_view = node.type->cost == Cost::view;
+      const bool is_view = node.type->cost == ops::Cost::view;
       if (keeps_output(fate) && !is_view) planned.kept_bytes += graph.bytes_of(node.output);
       if (!keeps_output(fate)) ++planned.dropped;
       if (!keeps_saved(fate)) continue;

@@ -49,7 +49,7 @@ std::vector<StorageUse> storage_uses(const TapeGraph& graph) {
       if (value == TapeGraph::none || graph.values[value].storage == TapeGraph::none) continue;
       StorageUse& use = uses[graph.values[value].storage];
       use.last_read = static_cast<std::int32_t>(n);
-      use.readers += graph.nodes[n].type->cost != Cost::view;
+      use.readers += graph.nodes[n].type->cost != ops::Cost::view;
     }
   }
   return uses;
@@ -60,7 +60,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
   std::vector<int> costly_before(1, 0);
   for (const TapeGraph::Node& node : graph.nodes) {
-    costly_before.push_back(costly_before.back() + (node.type->cost == Cost::matmul ? 1 : 0));
+    costly_before.push_back(costly_before.back() + (node.type->cost == ops::Cost::matmul ? 1 : 0));
   }
   const auto lives_long = [&](const StorageUse& use) {
     return costly_before[static_cast<std::size_t>(use.last_read)] -
@@ -92,7 +92,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
     crossing += begins[n] - ends[n];
     passing += passes[n];
     bytes += more_bytes[n];
-    costly += graph.nodes[n - 1].type->cost == Cost::matmul;
+    costly += graph.nodes[n - 1].type->cost == ops::Cost::matmul;
     if (std::find(graph.ends.begin(), graph.ends.end(), n) != graph.ends.end()) {
       cuts.push_back(n);
       costly = 0;
@@ -104,7 +104,7 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
                                uses[storage].last_read >= static_cast<std::int32_t>(n);
     if (!is_its_output || crossing > (lives_long(uses[storage]) ? 0 : 1)) continue;
     // Stages begin with a node that computes; if long-lived tensors pass, a view of one may begin a stage, too.
-    const bool has_view = graph.nodes[n].type->cost == Cost::view;
+    const bool has_view = graph.nodes[n].type->cost == ops::Cost::view;
     const bool is_viewed = has_view && (passing == 0 || storage_of(graph, graph.nodes[n].output) == storage);
     if (uses[storage].readers > 1 && !is_viewed && costly > 0) {
       cuts.push_back(n);
@@ -113,12 +113,12 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
       cuts.push_back(fallback);
       costly = 0;
     }
-    const bool is_next_costly = graph.nodes[n].type->cost == Cost::matmul;
-    if (graph.nodes[n - 1].type->cost == Cost::matmul || is_viewed || (passing == 0 && !is_next_costly)) continue;
+    const bool is_next_costly = graph.nodes[n].type->cost == ops::Cost::matmul;
+    if (graph.nodes[n - 1].type->cost == ops::Cost::matmul || is_viewed || (passing == 0 && !is_next_costly)) continue;
     const bool is_better = passing == 0 || (is_next_costly ? bytes <= fewest : bytes < fewest);
     if (fallback <= cuts.back() || is_better) fallback = n, fewest = bytes;
   }
-  if (count > 0) costly += graph.nodes[count - 1].type->cost == Cost::matmul;
+  if (count > 0) costly += graph.nodes[count - 1].type->cost == ops::Cost::matmul;
   // The operators after the last product (a loss) stay in its stage.
   if (cuts.size() > 1 && costly == 0) cuts.pop_back();
   cuts.push_back(count);
@@ -291,7 +291,7 @@ class Block {
     op.name = node.type->name;
     op.inputs = inputs;
     op.backward_reads = reads;
-    op.is_backward_in_place = node.type->cost == Cost::elementwise || node.type->cost == Cost::reduction;
+    op.is_backward_in_place = node.type->cost == ops::Cost::elementwise || node.type->cost == ops::Cost::reduction;
     op.frees_reads_first = node.is<ops::Conv2d>() || node.is<ops::ConvTranspose2d>() || node.is<ops::Linear>();
     if (node.is<ops::Concat>()) op.windows = windows(n);
     if (node.type->has_output_from_saved && !extras.empty()) {

@@ -67,9 +67,11 @@ KvCache::KvCache(const KvCacheSizes& sizes, memory::Device device) : sizes_(size
 KvCache::Side KvCache::make_side(memory::Device device) const {
   const KvCacheSizes& s = sizes_;
   Side side;
-  side.values = Tensor::empty({s.layers, s.batch, s.heads, s.context, s.width}, s.dtype, device, Category::activation);
+  side.values =
+      Tensor::empty({s.layers, s.batch, s.heads, s.context, s.width}, s.dtype, device, memory::Category::activation);
   if (s.has_scales()) {
-    side.scales = Tensor::empty({s.layers, s.batch, s.heads, s.context}, DType::f32, device, Category::activation);
+    side.scales =
+        Tensor::empty({s.layers, s.batch, s.heads, s.context}, DType::f32, device, memory::Category::activation);
   }
   return side;
 }

@@ -10,17 +10,17 @@
 namespace thimble::nn::init {
 
 Tensor constant(const Shape& shape, double value, DType dtype, memory::Device device) {
-  return full(shape, value, dtype, device, Category::parameter);
+  return full(shape, value, dtype, device, memory::Category::parameter);
 }
 
 Tensor normal(const Shape& shape, double deviation, DType dtype, memory::Device device) {
-  const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
+  const Tensor t = Tensor::empty(shape, dtype, device, memory::Category::parameter);
   fill_normal(t, 0, deviation, initial_random_site());
   return t;
 }
 
 Tensor uniform(const Shape& shape, double bound, DType dtype, memory::Device device) {
-  const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
+  const Tensor t = Tensor::empty(shape, dtype, device, memory::Category::parameter);
   fill_uniform(t, -bound, bound, initial_random_site());
   return t;
 }
@@ -62,7 +62,7 @@ namespace {
 // Draws each run as a tensor with one sample per element: the site's first sample gives the run's place in the whole.
 Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite site,
              FunctionRef<void(const Tensor&, const RandomSite&)> fill) {
-  const Tensor t = Tensor::empty(part.shape(), dtype, device, Category::parameter);
+  const Tensor t = Tensor::empty(part.shape(), dtype, device, memory::Category::parameter);
   if (device.is_dry) return t;
   const Tensor flat = view::reshape(t, {-1});
   part.for_each_run([&](std::int64_t of_whole, std::int64_t own, std::int64_t count) {

@@ -133,14 +133,14 @@ BatchNorm2d::BatchNorm2d(std::int64_t channels, const TensorOptions& on, double 
 
 void BatchNorm2d::count_batch() {
   if (!is_training()) return;  // recomputation runs operators, not modules
-  StateUpdate update;
+  tape::StateUpdate update;
   update.state[0] = num_batches_tracked;
-  update.apply = [](const StateUpdate& u) {
+  update.apply = [](const tape::StateUpdate& u) {
     const NoGrad off;
     const Tensor count = writable_state(u.state[0]);
     copy_into(count, add(count, 1.0));
   };
-  if (Transaction* const later = deferring_transaction()) return later->defer(std::move(update));
+  if (tape::Transaction* const later = deferring_transaction()) return later->defer(std::move(update));
   update.apply(update);
 }
 

@@ -83,10 +83,10 @@ const Tensor* find_same(const std::vector<NamedTensor>& list, const Tensor& t) {
 void make_leaf(Tensor& t) {
   if (t.leaf()) return;
   t.require_grad();
-  if (t.storage()) t.storage()->set_category(Category::parameter);
+  if (t.storage()) t.storage()->set_category(memory::Category::parameter);
 }
 
-void list_member(Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
+void list_member(tape::Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
   if (std::find(leaf.members.begin(), leaf.members.end(), member) == leaf.members.end()) leaf.members.push_back(member);
 }
 
@@ -208,7 +208,7 @@ Parameter Module::add_parameter(std::string name, Tensor value, FileLayout layou
 }
 
 Buffer Module::add_buffer(std::string name, Tensor value) {
-  if (value.storage()) value.storage()->set_category(Category::parameter);
+  if (value.storage()) value.storage()->set_category(memory::Category::parameter);
   Buffer buffer = register_member(buffers_, std::move(name), value, FileLayout::same);
   buffers_.back().kept = std::move(value);
   return buffer;

@@ -18,7 +18,7 @@ WeightAverage::WeightAverage(const std::vector<Named>& parameters, double decay)
   const ParameterUse use;
   for (const Named& p : parameters) {
     const DType dtype = p.tensor.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Tensor value = Tensor::empty(p.tensor.shape(), dtype, p.tensor.device(), Category::parameter);
+    Tensor value = Tensor::empty(p.tensor.shape(), dtype, p.tensor.device(), memory::Category::parameter);
     copy_into(value, cast(p.tensor.detach(), dtype));
     parameters_.push_back(p.tensor);
     averages_.push_back(add_buffer(p.name, std::move(value)));

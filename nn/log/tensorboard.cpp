@@ -149,7 +149,8 @@ void EventWriter::flush() {
 
 namespace thimble::nn {
 
-TrainingLog::TrainingLog(const std::string& folder, std::shared_ptr<Ledger> ledger) : ledger_(std::move(ledger)) {
+TrainingLog::TrainingLog(const std::string& folder, std::shared_ptr<memory::Ledger> ledger)
+    : ledger_(std::move(ledger)) {
   if (folder.empty()) return;
   try {
     writer_ = std::make_unique<tensorboard::EventWriter>(folder);
@@ -179,8 +180,8 @@ void TrainingLog::write(const StepCurves& curves) {
   if (curves.items_per_s > 0) put("rate", curves.items_per_s);
   put("learning_rate", curves.rate);
   if (!is_replay_) bytes_ = ledger_->peak_by_category();
-  for (std::size_t i = 0; i < category_count; ++i) {
-    put("bytes/" + std::string(to_string(static_cast<Category>(i))), static_cast<double>(bytes_[i]));
+  for (std::size_t i = 0; i < memory::category_count; ++i) {
+    put("bytes/" + std::string(to_string(static_cast<memory::Category>(i))), static_cast<double>(bytes_[i]));
   }
   if (curves.validation_loss) put("validation_loss", *curves.validation_loss);
   if (curves.validation_accuracy) put("validation_accuracy", *curves.validation_accuracy);

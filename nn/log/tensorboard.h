@@ -76,7 +76,7 @@ struct StepCurves {
 class TrainingLog {
  public:
   /// Writes nothing without a folder. A folder that cannot be written sets error(), and does not fail the run.
-  TrainingLog(const std::string& folder, std::shared_ptr<Ledger> ledger);
+  TrainingLog(const std::string& folder, std::shared_ptr<memory::Ledger> ledger);
   /// Resets the ledger's peak for the next step. A replay requests no bytes; it logs the bytes of the captured step.
   void begin_step(bool is_replay);
   void end_step(const StepCurves& curves);
@@ -86,11 +86,11 @@ class TrainingLog {
  private:
   void write(const StepCurves& curves);
 
-  std::shared_ptr<Ledger> ledger_;
+  std::shared_ptr<memory::Ledger> ledger_;
   std::unique_ptr<tensorboard::EventWriter> writer_;
   std::string error_;
   bool is_replay_ = false;
-  CategoryBytes bytes_{};  // of the last step that requested bytes
+  memory::CategoryBytes bytes_{};  // of the last step that requested bytes
 };
 
 }  // namespace thimble::nn

@@ -231,7 +231,7 @@ void each_shard_weight(Embedding& table, FunctionRef<void(Parameter&)> f) {
 }
 
 std::vector<int> shard_layers(const std::vector<Module*>& modules, const std::vector<Named>& parameters) {
-  std::map<const Leaf*, int> layers;
+  std::map<const tape::Leaf*, int> layers;
   int count = 0;
   const auto number = [&](const Module& below) {
     bool is_shard = false;

@@ -46,7 +46,7 @@ std::vector<std::vector<double>> gradients(const std::vector<optim::Named>& para
                                            const optim::RecordingOptions& recording, std::int64_t count,
                                            std::int64_t samples, std::optional<double> loss_scale,
                                            std::span<const optim::MicroBatch> parts, double& loss) {
-  const Transaction undone;  // never committed
+  const tape::Transaction undone;  // never committed
   for (const optim::Named& p : parameters) p.tensor.grad() = Tensor();
   loss = without_sign_of_nan(
       item(optim::accumulate_gradients(count, samples, loss_of, recording, nullptr, loss_scale, parts)));

@@ -59,7 +59,7 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
 /// A tensor for packed codes on `device`, in the layout of `layout`'s kernels: the host packs for other devices.
 Tensor empty_codes(const ConvShape& kernel, memory::Device device, memory::Device layout) {
   const std::size_t bytes = kernels::quant_conv_kernels(layout).packed_bytes(kernel);
-  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, Category::parameter);
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, memory::Category::parameter);
 }
 Tensor empty_codes(const ConvShape& kernel, memory::Device device) { return empty_codes(kernel, device, device); }
 
@@ -72,8 +72,8 @@ Tensor at_host(const Tensor& t) {
   return t.device().is_dry ? Tensor::empty(t.shape(), t.dtype(), host) : to_device(t, host);
 }
 Tensor at_device(const Tensor& t, memory::Device device) {
-  return device.is_dry ? Tensor::empty(t.shape(), t.dtype(), device, Category::parameter)
-                       : to_device(t, device, Category::parameter);
+  return device.is_dry ? Tensor::empty(t.shape(), t.dtype(), device, memory::Category::parameter)
+                       : to_device(t, device, memory::Category::parameter);
 }
 
 /// The host's weights in the layout of a CUDA device's kernels.
@@ -100,9 +100,9 @@ PackedWeights allocate(const Shape& shape, const Step& step, memory::Device devi
   packed.shape = shape;
   packed.window = step.window;
   packed.codes = empty_codes(kernel, device);
-  packed.weight_scale = Tensor::empty({shape[0]}, DType::f32, device, Category::parameter);
-  packed.bias = Tensor::empty({padded}, DType::i32, device, Category::parameter);
-  packed.scale = Tensor::empty({padded}, DType::f32, device, Category::parameter);
+  packed.weight_scale = Tensor::empty({shape[0]}, DType::f32, device, memory::Category::parameter);
+  packed.bias = Tensor::empty({padded}, DType::i32, device, memory::Category::parameter);
+  packed.scale = Tensor::empty({padded}, DType::f32, device, memory::Category::parameter);
   return packed;
 }
 
@@ -171,7 +171,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
     least[o] = static_cast<float>(std::fabs(numbers[o]) / (static_cast<double>(in.scale) * most_bias));
   }
   const Tensor dense = contiguous(weight);
-  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, Category::workspace);
+  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, memory::Category::workspace);
   bool is_finite = true;
   launch(device, [&](const Addresses& at) {
     auto* const q = at.as<std::int8_t>(codes);
@@ -314,7 +314,7 @@ Codes to_codes(const Tensor& x, const CodeScale& scale) {
   const Tensor y = Tensor::empty(x.shape(), DType::u8, x.device());
   // A CUDA device has the flag in its memory: reading it makes the host wait.
   const bool is_cuda = x.device().is_cuda();
-  const Tensor flag = is_cuda ? Tensor::empty({1}, DType::i32, x.device(), Category::workspace) : Tensor();
+  const Tensor flag = is_cuda ? Tensor::empty({1}, DType::i32, x.device(), memory::Category::workspace) : Tensor();
   std::int32_t not_finite = 0;
   launch(x.device(), [&](const Addresses& at) {
     kernels::quant_code_kernels(x.device())
@@ -367,7 +367,8 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
   const std::size_t bytes = kernels.workspace_bytes(args.shape, threads);
   Tensor workspace;
   if (bytes > 0) {
-    workspace = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, image.device(), Category::workspace);
+    workspace =
+        Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, image.device(), memory::Category::workspace);
   }
   const CodeScale to = out ? with_relu(*out, step.has_relu) : CodeScale{};
   args.x_zero = x.scale.zero;

@@ -315,7 +315,7 @@ std::optional<Tensor> weight_scales(const Tensor& weight, bool is_per_tensor) {
   }
   const std::int64_t filters = weight.size(0), elements = weight.elements() / std::max<std::int64_t>(filters, 1);
   const Tensor scale = Tensor::empty(shape, DType::f32, device);
-  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, Category::workspace);
+  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, memory::Category::workspace);
   bool is_finite = true;
   launch(device, [&](const Addresses& at) {
     is_finite = kernels::quantize_weight_codes(at(weight), weight.dtype(), filters, elements, is_per_tensor, nullptr,

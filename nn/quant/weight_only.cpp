@@ -24,7 +24,7 @@ void CodedStore::add(std::uint32_t parameter, const Tensor& tensor) {
   const PathScope path(tensor.storage()->path());
   parts_.resize(parameter + 1);
   parts_[parameter] = {Tensor::empty({static_cast<std::int64_t>(coded_bytes(code_, tensor.elements()))}, DType::u8,
-                                     tensor.device(), Category::parameter),
+                                     tensor.device(), memory::Category::parameter),
                        tensor.elements(), tensor.dtype()};
 }
 

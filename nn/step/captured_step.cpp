@@ -26,9 +26,9 @@ memory::Device device_of(const optim::Optimizer& optimizer) {
   return device;
 }
 
-void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options,
+void check(const memory::PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options,
            memory::Device device) {
-  if (PlacedArena::find(*current_resource(device)) != &placed) {
+  if (memory::PlacedArena::find(*current_resource(device)) != &placed) {
     refuse_capture("tensors on " + to_string(device) +
                    " are taken from another resource than the placed arena; expected a resource on top of it");
   }
@@ -83,7 +83,7 @@ class CapturedStep::Judge final : public StepJudge {
   CapturedStep& step_;
 };
 
-CapturedStep::CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer,
+CapturedStep::CapturedStep(memory::PlacedArena& placed, optim::Optimizer& optimizer,
                            std::function<Tensor(std::int64_t)> loss_of, StepOptions options)
     : placed_(placed),
       optimizer_(optimizer),
@@ -93,12 +93,12 @@ CapturedStep::CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer,
       device_(device_of(optimizer)) {
   check(placed_, optimizer_, options_, device_);
   const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
-  memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
+  memory_ = Tensor::empty({bytes}, DType::u8, device_, memory::Category::workspace);
   const bool is_wide = optimizer_.parameters().front().tensor.dtype() == DType::f64;
   loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
   if (!looks()) return;
   const auto parameters = static_cast<std::int64_t>(optimizer_.parameters().size());
-  sums_ = Tensor::empty({parameters}, DType::f64, device_, Category::workspace);
+  sums_ = Tensor::empty({parameters}, DType::f64, device_, memory::Category::workspace);
 }
 
 CapturedStep::~CapturedStep() { drop(); }
@@ -128,7 +128,7 @@ Tensor CapturedStep::run() {
 }
 
 void CapturedStep::run_once(const StepOptions& options) {
-  const PlacedArena::Step step(placed_, steps_);
+  const memory::PlacedArena::Step step(placed_, steps_);
   const Tensor loss = training_step(optimizer_, loss_of_, options);
   if (options.judge == nullptr) copy_into(loss_, view::reshape(loss, {}));
 }
@@ -147,14 +147,14 @@ kernels::StepNumbers CapturedStep::numbers() const {
 void CapturedStep::capture() {
   const std::int64_t updates = optimizer_.step_count();
   const std::uint64_t random_step = generator_.step();
-  const PlacedArena::Statistics before = placed_.statistics();
-  auto hold = std::make_unique<PlacedArena::Hold>(placed_);
+  const memory::PlacedArena::Statistics before = placed_.statistics();
+  auto hold = std::make_unique<memory::PlacedArena::Hold>(placed_);
   if (device_.is_dry) {
     run_once(options_);
     hold_ = std::move(hold);
     return;
   }
-  const WritePin pin(memory_);
+  const memory::WritePin pin(memory_);
   block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
   std::vector<Tensor> uses{memory_, loss_};
   if (sums_.defined()) uses.push_back(sums_);
@@ -181,7 +181,7 @@ void CapturedStep::capture() {
     throw;
   }
   go_back();
-  const PlacedArena::Statistics after = placed_.statistics();
+  const memory::PlacedArena::Statistics after = placed_.statistics();
   if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
     block_.reset();
     refuse_capture("it left its plan at event " + std::to_string(after.last_deviation) +

@@ -48,7 +48,7 @@ class CapturedStep {
   /// parameters are on a CUDA device (a dry one allocates the same and captures nothing); PlanError for parameter
   /// groups, for features that need the host in every step (tiers of gradients, saved tensors or optimizer state; a
   /// profile; an observed graph), and for micro-batches that differ (StepOptions::parts).
-  CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
+  CapturedStep(memory::PlacedArena& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                StepOptions options = {});
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
@@ -79,7 +79,7 @@ class CapturedStep {
   kernels::StepNumbers numbers() const;
   bool looks() const { return options_.scaler != nullptr && options_.scaler->looks(options_.clip_norm); }
 
-  PlacedArena& placed_;
+  memory::PlacedArena& placed_;
   optim::Optimizer& optimizer_;
   std::function<Tensor(std::int64_t)> loss_of_;
   StepOptions options_;
@@ -92,7 +92,7 @@ class CapturedStep {
   std::size_t steps_ = 0;
   std::vector<std::byte> image_;  // copy of the block on the host
   std::optional<kernels::StepBlock> block_;
-  std::unique_ptr<PlacedArena::Hold> hold_;
+  std::unique_ptr<memory::PlacedArena::Hold> hold_;
   std::unique_ptr<LaunchGraph> graph_;  // null on a dry device
 };
 

@@ -34,9 +34,9 @@ constexpr SinkTraits sinks[] = {
 };
 
 /// Null if the parameters' resource has no placed arena behind it.
-const PlacedArena* placed_behind(const optim::Optimizer& optimizer) {
+const memory::PlacedArena* placed_behind(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return nullptr;
-  return PlacedArena::find(*current_resource(optimizer.parameters().front().tensor.device()));
+  return memory::PlacedArena::find(*current_resource(optimizer.parameters().front().tensor.device()));
 }
 
 /// Updates parameters as their gradients arrive.
@@ -50,7 +50,7 @@ class Updates {
     std::sort(by_leaf_.begin(), by_leaf_.end());
   }
 
-  void on_gradient(const std::shared_ptr<Leaf>& leaf) {
+  void on_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
     if (!leaf->grad.defined()) return;
     if (done_ == 0 && placed_ != nullptr && !placed_->is_replaying()) return;  // finish() updates them
     const auto first = std::lower_bound(by_leaf_.begin(), by_leaf_.end(), std::pair(leaf.get(), std::size_t{0}));
@@ -92,8 +92,8 @@ class Updates {
 
  private:
   optim::Optimizer& optimizer_;
-  const PlacedArena* placed_;  // null updates without checking for a replay
-  std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
+  const memory::PlacedArena* placed_;  // null updates without checking for a replay
+  std::vector<std::pair<tape::Leaf*, std::size_t>> by_leaf_;
   std::size_t done_ = 0;
 };
 
@@ -124,8 +124,8 @@ class KeptGradients final : public GradientSink {
  public:
   KeptGradients(optim::Optimizer& optimizer, const StepOptions& options) : optimizer_(optimizer), options_(options) {}
 
-  void take(const std::shared_ptr<Leaf>&) override {}
-  void finish(const Tensor& loss, Transaction& transaction) override {
+  void take(const std::shared_ptr<tape::Leaf>&) override {}
+  void finish(const Tensor& loss, tape::Transaction& transaction) override {
     transaction.end_keeping();
     if (options_.on_gradients) options_.on_gradients(optimizer_.parameters());
     if (options_.scaler != nullptr) return update_scaled(loss, transaction);
@@ -151,7 +151,7 @@ class KeptGradients final : public GradientSink {
     if (sums.defined()) optim::clip_gradients(optimizer_.parameters(), sums, options_.clip_norm);
   }
   /// Updates after a step with a scaled loss, or skips the update.
-  void update_scaled(const Tensor& loss, Transaction& transaction) {
+  void update_scaled(const Tensor& loss, tape::Transaction& transaction) {
     const bool looks = options_.scaler->looks(options_.clip_norm);
     StepJudge* const judge = looks ? options_.judge : nullptr;
     const auto verdict_of = [&] {
@@ -180,8 +180,8 @@ class FusedGradients final : public GradientSink {
       : factor_(optimizer, options.scaler != nullptr ? 1 / options.scaler->scale() : 1),
         updates_(optimizer, options.fuses_optimizer == FusedUpdate::secured) {}
 
-  void take(const std::shared_ptr<Leaf>& leaf) override { updates_.on_gradient(leaf); }
-  void finish(const Tensor&, Transaction&) override { updates_.finish(); }
+  void take(const std::shared_ptr<tape::Leaf>& leaf) override { updates_.on_gradient(leaf); }
+  void finish(const Tensor&, tape::Transaction&) override { updates_.finish(); }
   std::size_t updated() const noexcept override { return updates_.done(); }
 
  private:
@@ -196,8 +196,8 @@ class OffloadedSink final : public GradientSink {
         away_(optimizer.parameters(), options.gradient_tier, options.clip_norm),
         updates_(optimizer, false) {}
 
-  void take(const std::shared_ptr<Leaf>& leaf) override { away_.take(leaf); }
-  void finish(const Tensor&, Transaction&) override {
+  void take(const std::shared_ptr<tape::Leaf>& leaf) override { away_.take(leaf); }
+  void finish(const Tensor&, tape::Transaction&) override {
     for (std::size_t i = 0; i < away_.size(); ++i) {
       const Tensor& parameter = optimizer_.parameters()[i].tensor;
       away_.give_back(i);
@@ -259,7 +259,7 @@ void check(SinkKind kind, const optim::Optimizer& optimizer, const StepOptions& 
     }
   }
   if (options.fuses_optimizer != FusedUpdate::secured || optimizer.parameters().empty()) return;
-  const PlacedArena* const placed = placed_behind(optimizer);
+  const memory::PlacedArena* const placed = placed_behind(optimizer);
   const bool is_dry = optimizer.parameters().front().tensor.device().is_dry;
   if (placed != nullptr ? placed->is_replaying() : is_dry) return;
   throw PlanError(

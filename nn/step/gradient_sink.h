@@ -45,9 +45,9 @@ class GradientSink {
  public:
   virtual ~GradientSink() = default;
   /// Called by backward with each leaf whose gradient is complete.
-  virtual void take(const std::shared_ptr<Leaf>& leaf) = 0;
+  virtual void take(const std::shared_ptr<tape::Leaf>& leaf) = 0;
   /// After backward: makes the remaining updates, or skips them if the loss scaler decides so.
-  virtual void finish(const Tensor& loss, Transaction& transaction) = 0;
+  virtual void finish(const Tensor& loss, tape::Transaction& transaction) = 0;
   /// Parameters updated so far; after the first the step cannot be undone.
   virtual std::size_t updated() const noexcept = 0;
 };

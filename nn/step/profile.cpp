@@ -25,7 +25,8 @@ memory::OutsideBytes outside_of(const memory::ProcessBase& base, TrainingRun& ru
   const int tiers = (options.recording.tier != nullptr ? 1 : 0) + (options.gradient_tier != nullptr ? 1 : 0) +
                     (profile.tier_bytes > 0 ? 1 : 0);
   return memory::outside_bytes(
-      base, {.threads = thread_count(), .tier_threads = tiers * FileTier::Options().workers, .nodes = profile.nodes});
+      base,
+      {.threads = thread_count(), .tier_threads = tiers * memory::FileTier::Options().workers, .nodes = profile.nodes});
 }
 
 }  // namespace
@@ -38,16 +39,17 @@ memory::Options profile_options(memory::Device device) {
 }
 
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options) {
-  const std::set<const Tier*> tiers{optimizer.tier().get(), options.gradient_tier.get(), options.recording.tier.get()};
+  const std::set<const memory::Tier*> tiers{optimizer.tier().get(), options.gradient_tier.get(),
+                                            options.recording.tier.get()};
   std::size_t bytes = 0;
-  for (const Tier* tier : tiers) bytes += tier == nullptr ? 0 : tier->statistics().committed_bytes;
+  for (const memory::Tier* tier : tiers) bytes += tier == nullptr ? 0 : tier->statistics().committed_bytes;
   for (const ParameterStore* store : optimizer.parameter_stores()) bytes += store->bytes_elsewhere();
   return bytes;
 }
 
 void run_step(TrainingRun& run, const memory::Stack& stack) {
   if (stack.placed == nullptr || run.begins_placed_steps()) return run.step();
-  const PlacedArena::Step replay(*stack.placed);
+  const memory::PlacedArena::Step replay(*stack.placed);
   run.step();
 }
 
@@ -75,7 +77,7 @@ TapeGraph record_step(memory::Device device, const MakeRun& make,
 }
 
 MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
-                               std::vector<StepPlacement> plans) {
+                               std::vector<memory::StepPlacement> plans) {
   memory::Options options = profile_options(device);
   options.trace = wants_trace;
   options.plans = std::move(plans);
@@ -112,7 +114,7 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
       profile.process_peak_bytes = watch->peak_bytes();
     }
   }
-  const Arena::Statistics statistics = stack.arena->statistics();
+  const memory::Arena::Statistics statistics = stack.arena->statistics();
   if (stack.placed != nullptr) profile.placed = stack.placed->statistics();
   profile.peak_bytes = statistics.peak_committed_bytes;
   profile.peak_height_bytes = statistics.peak_height_bytes;
@@ -125,7 +127,7 @@ MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::
 
 memory::PlacementOptions placement_options(memory::Device device) {
   memory::PlacementOptions options;
-  options.unit = make_dry_backing(device)->alignment();
+  options.unit = memory::make_dry_backing(device)->alignment();
   options.seconds = 60;
   options.node_limit = 20'000;
   return options;
@@ -137,14 +139,14 @@ memory::PlacementOptions placement_options(memory::Device device, std::int64_t m
   return options;
 }
 
-std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
+std::vector<memory::StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
   const std::span<const memory::Trace::Event> events = profile.events;
   memory::PlacementOptions options = given;
-  std::vector<StepPlacement> plans;
+  std::vector<memory::StepPlacement> plans;
   std::size_t begin = profile.setup_end;
   for (const std::size_t end : profile.step_ends) {
-    const StepPlacement* const before = plans.empty() ? nullptr : &plans.back();
-    plans.push_back(make_step_placement(events.subspan(begin, end - begin), options, before));
+    const memory::StepPlacement* const before = plans.empty() ? nullptr : &plans.back();
+    plans.push_back(memory::make_step_placement(events.subspan(begin, end - begin), options, before));
     // The region is as high as the highest plan, so lower later plans gain nothing.
     options.capacity_bytes = std::max(options.capacity_bytes, plans.back().placement.height);
     begin = end;
@@ -163,8 +165,8 @@ PlacedProfile profile_placed(memory::Device device, const MakeRun& make, std::in
   return placed;
 }
 
-std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
-                                      const memory::PlacementOptions& options) {
+std::vector<memory::StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
+                                              const memory::PlacementOptions& options) {
   constexpr std::size_t steps = 2;  // the first, which makes the optimizer's state, and a steady one
   return plan_steps(profile_training(device.is_dry ? device : dry(device), make, steps, true), options);
 }

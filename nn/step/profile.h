@@ -56,12 +56,12 @@ using MakeRun = std::function<std::unique_ptr<TrainingRun>(memory::Device device
 
 struct MemoryProfile {
   std::int64_t parameters = 0;
-  std::size_t peak_bytes = 0;         ///< committed by the arena: its height in whole granules
-  std::size_t peak_height_bytes = 0;  ///< end of the highest block so far
-  std::size_t peak_live_bytes = 0;    ///< largest sum of requested bytes
-  std::size_t lower_bound_bytes = 0;  ///< largest sum of allocated bytes: no placement needs less. With plans it
-                                      ///< counts the region as one block
-  CategoryBytes peak_by_category{};   ///< at the moment of peak_live_bytes
+  std::size_t peak_bytes = 0;                ///< committed by the arena: its height in whole granules
+  std::size_t peak_height_bytes = 0;         ///< end of the highest block so far
+  std::size_t peak_live_bytes = 0;           ///< largest sum of requested bytes
+  std::size_t lower_bound_bytes = 0;         ///< largest sum of allocated bytes: no placement needs less. With plans it
+                                             ///< counts the region as one block
+  memory::CategoryBytes peak_by_category{};  ///< at the moment of peak_live_bytes
   std::size_t tier_bytes = 0;    ///< in the run's tiers, outside the device's memory: a file's length, or the host's
                                  ///< pinned memory. Tiers only grow
   std::size_t steps = 0;         ///< steps that ran; more than requested if the arena had not settled
@@ -74,7 +74,7 @@ struct MemoryProfile {
   std::vector<memory::Trace::Event> events;  ///< of the whole run, if traced
   std::size_t setup_end = 0;                 ///< if traced: index of the first event of the first step
   std::vector<std::size_t> step_ends;        ///< if traced: index of the event after each step
-  PlacedArena::Statistics placed;            ///< with plans: whether the steps were replayed
+  memory::PlacedArena::Statistics placed;    ///< with plans: whether the steps were replayed
 };
 
 /// Options of an arena for a run on `device`. A dry arena has more addresses than any machine, so that a run's need
@@ -86,7 +86,7 @@ memory::Options profile_options(memory::Device device);
 /// last two steps leave the arena in different states (Arena::layout_digest), it runs more, up to eight, until two
 /// agree; a trace has exactly the requested steps. Throws any error of the run.
 MemoryProfile profile_training(memory::Device device, const MakeRun& make, std::size_t steps = 2,
-                               bool wants_trace = false, std::vector<StepPlacement> plans = {});
+                               bool wants_trace = false, std::vector<memory::StepPlacement> plans = {});
 
 /// Records a run's first step on the dry twin of `device`. Then calls `look`, if any, with the run and the recording.
 /// Throws any error of the run.
@@ -104,19 +104,19 @@ memory::PlacementOptions placement_options(memory::Device device, std::int64_t m
 
 /// Plans for the first step and the steady one: traces a dry run of two steps and places each. A dry run with these
 /// plans predicts the bytes of a real run with them.
-std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
-                                      const memory::PlacementOptions& options);
-inline std::vector<StepPlacement> plan_steps(memory::Device device, const MakeRun& make) {
+std::vector<memory::StepPlacement> plan_steps(memory::Device device, const MakeRun& make,
+                                              const memory::PlacementOptions& options);
+inline std::vector<memory::StepPlacement> plan_steps(memory::Device device, const MakeRun& make) {
   return plan_steps(device, make, placement_options(device));
 }
 
 /// Plans every step of a traced profile.
-std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
+std::vector<memory::StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
 
 /// A dry run of two steps in their placement, or without one if that needs less.
 struct PlacedProfile {
   MemoryProfile profile;
-  std::vector<StepPlacement> placement;
+  std::vector<memory::StepPlacement> placement;
 };
 PlacedProfile profile_placed(memory::Device device, const MakeRun& make, std::int64_t micro_batches);
 

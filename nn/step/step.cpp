@@ -18,7 +18,7 @@ namespace {
 void check_placed_step(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return;
   const memory::Device device = optimizer.parameters().front().tensor.device();
-  const PlacedArena* const placed = PlacedArena::find(*current_resource(device));
+  const memory::PlacedArena* const placed = memory::PlacedArena::find(*current_resource(device));
   if (placed == nullptr || placed->is_in_step()) return;
   throw PlanError(
       "training_step: the memory of this step is planned, and no planned step has begun; let `const PlacedArena::Step "
@@ -72,12 +72,12 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     options.ranks->begin_step(optimizer, options.micro_batches);
   }
   const ParameterUse use;
-  Transaction transaction;
+  tape::Transaction transaction;
   const RanksStep ranks(options);
   if (options.ranks != nullptr) transaction.defer_updates();
   Tensor loss;
   with_sink(kind, optimizer, options, [&](GradientSink& sink) {
-    const auto take = [&](const std::shared_ptr<Leaf>& leaf) { sink.take(leaf); };
+    const auto take = [&](const std::shared_ptr<tape::Leaf>& leaf) { sink.take(leaf); };
     const LeafHook hook(take);
     const auto scale = options.scaler != nullptr ? std::optional(options.scaler->scale()) : std::nullopt;
     try {

@@ -51,7 +51,7 @@ struct StepOptions {
   FusedUpdate fuses_optimizer = FusedUpdate::off;
   /// Where gradients wait for the update of their parameter (optim/offload_gradients.h); null leaves them on the
   /// device.
-  std::shared_ptr<Tier> gradient_tier = nullptr;
+  std::shared_ptr<memory::Tier> gradient_tier = nullptr;
   optim::GradScaler* scaler = nullptr;  ///< scales the loss; must outlive the steps; may be null
   /// The ranks of the step (dist/data_parallel.h), each with different micro-batches; null for one rank.
   optim::Ranks* ranks = nullptr;

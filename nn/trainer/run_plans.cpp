@@ -91,7 +91,7 @@ ShapePlan& RunPlans::add(std::unique_ptr<ShapePlan> shape) {
 void RunPlans::fit() {
   struct Before {
     std::vector<Plan> parts;
-    std::vector<StepPlacement> placement;
+    std::vector<memory::StepPlacement> placement;
     std::size_t first_plan;
   };
   std::vector<Before> before;
@@ -185,8 +185,8 @@ std::size_t RunPlans::place() {
   return all.empty() ? profile_.peak_bytes : *std::max_element(all.begin(), all.end());
 }
 
-std::vector<StepPlacement> RunPlans::placements() const {
-  std::vector<StepPlacement> all;
+std::vector<memory::StepPlacement> RunPlans::placements() const {
+  std::vector<memory::StepPlacement> all;
   for (const auto& shape : shapes_) all.insert(all.end(), shape->placement.begin(), shape->placement.end());
   return all;
 }
@@ -237,7 +237,7 @@ void RunPlans::fit_budgets() {
 void RunPlans::release_planners() {
   for (const auto& shape : shapes_) shape->planners.clear();
   SpareTape::release();
-  Transaction::release_room();
+  tape::Transaction::release_room();
   release_recycled();
   for (const auto& shape : shapes_) {
     for (Plan& plan : shape->parts) plan = Plan(std::as_const(plan));  // moves its memory away from the freed planners'

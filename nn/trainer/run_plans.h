@@ -54,11 +54,11 @@ struct ShapePlan {
   }
   std::vector<std::shared_ptr<Planner>> planners;  // of each part; empty without a budget
   std::vector<Plan> parts;                         // of each part; steps follow their tape plans
-  std::vector<StepPlacement> placement;            // of the first and of a steady step, with all parts
+  std::vector<memory::StepPlacement> placement;    // of the first and of a steady step, with all parts
   std::size_t first_plan = 0;                      // index of its first entry in RunPlans::placements()
   bool is_given = false;                           // the plan comes from TrainerOptions::plan
   /// If the program is planned as a whole, its only part's plan has the placement.
-  const std::vector<StepPlacement>& placed() const noexcept {
+  const std::vector<memory::StepPlacement>& placed() const noexcept {
     return placement.empty() && !parts.empty() ? parts.front().placement : placement;
   }
 };
@@ -110,7 +110,7 @@ class RunPlans {
   void release_planners();
 
   const ShapePlans& shapes() const noexcept { return shapes_; }
-  std::vector<StepPlacement> placements() const;
+  std::vector<memory::StepPlacement> placements() const;
   /// Of the arena; 0 means no budget.
   std::size_t budget_bytes() const noexcept { return budget_; }
   TrainerPlan& plan() noexcept { return plan_; }

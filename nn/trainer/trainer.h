@@ -290,7 +290,7 @@ class Trainer {
   /// without a budget, and for several ranks, parts or shapes.
   const Plan& step_plan() const { return core_.step_plan(); }
   /// Whether steps kept their plans; all zero if none are placed.
-  PlacedArena::Statistics placed() const { return core_.placed(); }
+  memory::PlacedArena::Statistics placed() const { return core_.placed(); }
 
  private:
   TrainerCore core_;

@@ -470,7 +470,7 @@ std::string largest_result(const TapeGraph& graph, std::size_t budget) {
   const TapeGraph::Node* largest = nullptr;
   const auto bytes = [&](const TapeGraph::Node& node) { return graph.bytes_of(node.output); };
   for (const TapeGraph::Node& node : graph.nodes) {
-    if (node.type->cost != Cost::view && (largest == nullptr || bytes(node) > bytes(*largest))) largest = &node;
+    if (node.type->cost != ops::Cost::view && (largest == nullptr || bytes(node) > bytes(*largest))) largest = &node;
   }
   if (largest == nullptr || bytes(*largest) < budget / 8) return "";
   const std::string path(path_name(largest->path));

@@ -111,7 +111,7 @@ class TrainerCore::Planned final : public PlannedProgram {
                       (offload.parameters ? 1 : 0);
     const bool has_files = !options.save.empty() || !options.best.empty() || !options.resume.empty();
     return {.threads = thread_count(),
-            .tier_threads = tiers * FileTier::Options().workers,
+            .tier_threads = tiers * memory::FileTier::Options().workers,
             .nodes = nodes,
             .staging = has_files ? file_staging_bytes : 0};
   }
@@ -388,7 +388,7 @@ Progress TrainerCore::step() {
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = progress.step == options_.steps || (every > 0 && progress.step % every == 0);
   if (is_due) progress.evaluation = run.evaluate();
-  const Arena::Statistics arena = engine_->stack().arena->statistics();
+  const memory::Arena::Statistics arena = engine_->stack().arena->statistics();
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
   return progress;
@@ -502,9 +502,9 @@ std::string TrainerCore::explain() {
          memory::committed_table(stack);
 }
 
-PlacedArena::Statistics TrainerCore::placed() const {
+memory::PlacedArena::Statistics TrainerCore::placed() const {
   const bool is_placed = engine_ && engine_->stack().placed;
-  return is_placed ? engine_->stack().placed->statistics() : PlacedArena::Statistics{};
+  return is_placed ? engine_->stack().placed->statistics() : memory::PlacedArena::Statistics{};
 }
 
 }  // namespace thimble::nn

@@ -134,7 +134,7 @@ struct TrainerPlan {
   std::size_t keep_everything_bytes = 0;          ///< of the largest step
   std::size_t lower_bound_bytes = 0;              ///< no placement of the same steps needs less
   std::size_t tier_bytes = 0;                     ///< in tiers, in addition to the arena
-  CategoryBytes peak_by_category{};               ///< of tensors live at the peak
+  memory::CategoryBytes peak_by_category{};       ///< of tensors live at the peak
   std::vector<Shapes> shapes;
   std::string text() const;
 };
@@ -170,7 +170,7 @@ class TrainerCore {
   std::string memory() const;
   std::string explain();
   const Plan& step_plan() const;
-  PlacedArena::Statistics placed() const;
+  memory::PlacedArena::Statistics placed() const;
 
  private:
   class Planned;

@@ -127,7 +127,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       generator_(options.seed),
       part_count_(program.part_names().size()),
       options_(options.step),
-      placed_(PlacedArena::find(*current_resource(device))),
+      placed_(memory::PlacedArena::find(*current_resource(device))),
       first_step_(first_step),
       steps_(first_step),
       skipped_(first_skipped) {
@@ -462,7 +462,7 @@ void TrainerRun::require_same_batch() {
 
 /// A step that left its plan may find no room; the error must name that cause, not the state of the arena.
 void TrainerRun::explain(const OutOfMemory& error) const {
-  const PlacedArena::Statistics placed = placed_->statistics();
+  const memory::PlacedArena::Statistics placed = placed_->statistics();
   const OutOfMemory::Facts& facts = error.facts();
   const auto& first = placed.first_deviation;
   const bool is_first = first && first->step + 1 == placed.steps;
@@ -548,7 +548,7 @@ void TrainerRun::step() {
   // No plan covers the rest of a step that failed in a later part.
   const bool is_rest = next_part_ > 0;
   if (placed_ != nullptr && is_rest) placed_->set_strict(false);
-  std::optional<PlacedArena::Step> replay;
+  std::optional<memory::PlacedArena::Step> replay;
   try {
     if (shape != nullptr) make_tier(*shape);
     if (placed_ != nullptr && shape == nullptr) {
@@ -621,7 +621,7 @@ bool TrainerRun::comes_between(std::int64_t every) const {
 
 /// Digest of the arena's blocks, equal for equal layouts.
 std::uint64_t TrainerRun::layout() const {
-  const Arena* const arena = Arena::find(*current_resource(device_));
+  const memory::Arena* const arena = memory::Arena::find(*current_resource(device_));
   return arena != nullptr ? arena->layout_digest() : 0;
 }
 
@@ -790,13 +790,13 @@ RunView TrainerRun::view() {
 
 std::size_t TrainerRun::tier_bytes() const {
   std::size_t bytes = tier_ ? tier_->statistics().committed_bytes : 0;
-  for (const Tier* const tier : {options_.recording.tier.get(), options_.gradient_tier.get()}) {
+  for (const memory::Tier* const tier : {options_.recording.tier.get(), options_.gradient_tier.get()}) {
     if (tier != nullptr) bytes += tier->statistics().committed_bytes;
   }
   std::vector<const ParameterStore*> stores;
   for (std::size_t part = 0; part < part_count_; ++part) {
     const optim::Optimizer& optimizer = run_->optimizer(part);
-    if (const Tier* const tier = optimizer.tier().get()) bytes += tier->statistics().committed_bytes;
+    if (const memory::Tier* const tier = optimizer.tier().get()) bytes += tier->statistics().committed_bytes;
     for (const ParameterStore* const store : optimizer.parameter_stores()) {
       if (std::find(stores.begin(), stores.end(), store) != stores.end()) continue;  // an earlier part has it, too
       stores.push_back(store);

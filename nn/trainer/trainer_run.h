@@ -159,8 +159,8 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   std::optional<optim::Plateau> plateau_;
   std::vector<double> rates_;  // of each part's optimizer, as the program makes it
   StepOptions options_;
-  std::shared_ptr<Tier> tier_;           // for plans that offload; otherwise null
-  PlacedArena* placed_;                  // behind the current resource; may be null
+  std::shared_ptr<memory::Tier> tier_;   // for plans that offload; otherwise null
+  memory::PlacedArena* placed_;          // behind the current resource; may be null
   std::int64_t first_step_;              // steps done when the run was made
   std::int64_t steps_;                   // steps done
   std::int64_t skipped_;                 // of these, skipped
@@ -182,11 +182,11 @@ class TrainerRun : public TrainingRun, public LoopedRun {
 
 /// The bytes that a run needs.
 struct RunNeed {
-  std::size_t budget_bytes = 0;                      ///< that the arena may commit; 0 sets no bound
-  std::size_t peak_bytes = 0;                        ///< that the arena will commit
-  std::vector<StepPlacement> placements = {};        ///< of the run's steps
-  std::optional<memory::OutsideFacts> outside = {};  ///< for the bytes that the process promises outside the arena
-  bool is_final = false;                             ///< no later plan needs more
+  std::size_t budget_bytes = 0;                        ///< that the arena may commit; 0 sets no bound
+  std::size_t peak_bytes = 0;                          ///< that the arena will commit
+  std::vector<memory::StepPlacement> placements = {};  ///< of the run's steps
+  std::optional<memory::OutsideFacts> outside = {};    ///< for the bytes that the process promises outside the arena
+  bool is_final = false;                               ///< no later plan needs more
 };
 
 /// Runs one run in an arena made for it.

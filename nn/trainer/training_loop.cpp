@@ -183,7 +183,7 @@ Progress TrainingLoop::one_step(std::int64_t step) {
   report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
   report_.items_per_s = items_per_step_ / report_.ms_per_step * 1000;
 
-  const Arena::Statistics arena = stack_.arena->statistics();
+  const memory::Arena::Statistics arena = stack_.arena->statistics();
   progress.step = step + 1;
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;

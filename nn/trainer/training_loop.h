@@ -77,7 +77,7 @@ struct LoopOptions {
 /// Figures of one of several ranks.
 struct RankFigures {
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
-  CategoryBytes peak_by_category{};            ///< requested by its tensors at their peak; with a log, of the last step
+  memory::CategoryBytes peak_by_category{};    ///< requested by its tensors at their peak; with a log, of the last step
   std::size_t state_bytes = 0;                 ///< of the optimizer's state
   std::size_t tier_bytes = 0;                  ///< in the rank's tiers
   std::size_t process_peak_bytes = 0;          ///< peak of the rank's process since the run's set-up; 0 if unknown
@@ -107,11 +107,11 @@ struct RunReport {
   std::size_t process_budget_bytes = 0;      ///< 0 means no budget
   std::size_t control_group_peak_bytes = 0;  ///< of the control group, with other processes and caches; 0 without one
   std::size_t arena_rss_bytes = 0;           ///< of the arena's mapping at the end; 0 for a GPU's arena
-  std::optional<memory::DeviceUse> device_use;    ///< of a GPU, at the end
-  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: calls and refusals in this process
-  std::size_t captured_launches = 0;              ///< kernels and copies of a replay; 0 without captured steps
-  std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; nullopt without placements
-  std::vector<RankFigures> ranks;                 ///< empty for one rank
+  std::optional<memory::DeviceUse> device_use;            ///< of a GPU, at the end
+  std::optional<kernels::LibraryUse> libraries;           ///< of a GPU: calls and refusals in this process
+  std::size_t captured_launches = 0;                      ///< kernels and copies of a replay; 0 without captured steps
+  std::optional<memory::PlacedArena::Statistics> placed;  ///< whether steps kept their plan; nullopt without placements
+  std::vector<RankFigures> ranks;                         ///< empty for one rank
 
   /// Whether the run did not diverge, and its last losses are finite.
   bool is_finite() const noexcept;

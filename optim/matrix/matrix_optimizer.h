@@ -19,8 +19,8 @@ struct MatrixOptions {
   int smallest_decayed_rank = 0;  ///< tensors of lower rank are not decayed
   /// Matrices that AdamW updates: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
   std::vector<std::string> elementwise = {};
-  std::shared_ptr<Tier> tier = nullptr;         ///< for the state between updates; null keeps it here
-  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/moments.h)
+  std::shared_ptr<memory::Tier> tier = nullptr;  ///< for the state between updates; null keeps it here
+  NarrowUpdate narrow = NarrowUpdate::rounded;   ///< of parameters narrower than f32 (optim/moments.h)
 };
 
 class MatrixOptimizer : public Optimizer {

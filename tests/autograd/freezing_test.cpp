@@ -155,7 +155,7 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
       const Recording on(tape);
       loss = net.loss(x);
     }
-    Pass result{tape.node_count(), stack.ledger->bytes(Category::activation), {}};
+    Pass result{tape.node_count(), stack.ledger->bytes(memory::Category::activation), {}};
     CHECK(tape.kept_bytes() == result.kept_bytes);
     tape.backward(loss);
     for (const nn::NamedTensor& p : net.parameters()) {
@@ -188,7 +188,7 @@ TEST_CASE("freezing: backward ends at the first layer that is trained, and what 
   }
   const optim::Sgd sgd(net.trainable(), {.rate = 1, .momentum = 0.9});
   CHECK(sgd.state_bytes() == (layers - 1) * (width * width + width) * sizeof(float));  // none for frozen parameters
-  CHECK(stack.ledger->bytes(Category::optimizer) == sgd.state_bytes());
+  CHECK(stack.ledger->bytes(memory::Category::optimizer) == sgd.state_bytes());
 }
 
 namespace {
@@ -200,7 +200,7 @@ class Freezing final : public nn::TrainingRun {
       : after_(after), frozen_(std::move(frozen)) {
     const TwoLayers hand{spread(12, 1), spread(8, 2)};
     const auto on_device = [&](const Values& values, const Shape& shape) {
-      return from_host(values, shape, device, Category::parameter);
+      return from_host(values, shape, device, memory::Category::parameter);
     };
     a_ = on_device(hand.a, {3, 4}), b_ = on_device(hand.b, {4, 2});
     a_.require_grad(), b_.require_grad();
@@ -214,7 +214,7 @@ class Freezing final : public nn::TrainingRun {
     nn::training_step(
         *sgd_, [this](std::int64_t) { return mean(square(matmul(tanh(matmul(x_, a_)), b_) - target_)); }, options_);
     if (a_.device().is_dry) return;
-    const Pin a(a_), b(b_);  // reads in place, allocates nothing
+    const memory::Pin a(a_), b(b_);  // reads in place, allocates nothing
     Values values(a.as<double>(), a.as<double>() + a_.elements());
     values.insert(values.end(), b.as<double>(), b.as<double>() + b_.elements());
     after_.push_back(std::move(values));

@@ -43,7 +43,7 @@ struct Net {
     const GeneratorScope random(generator);
     for (const Shape& shape : {Shape{20, 30}, Shape{30, 10}, Shape{10, 25}, Shape{4}, Shape{0}}) {
       Tensor t = randn(shape);
-      if (t.storage()) t.storage()->set_category(Category::parameter);
+      if (t.storage()) t.storage()->set_category(memory::Category::parameter);
       parameters.push_back({"p" + std::to_string(parameters.size()), t.require_grad()});
     }
     input = randn({15, 20});
@@ -99,8 +99,8 @@ TEST_CASE("gradient store: the same bits with fewer gradients at a time", "[stor
     CHECK(tier->statistics().reads == 6);  // the gradient written last is still in memory for its update, the first one
     CHECK(tier->statistics().bytes_written == 3 * all_bytes);
     CHECK(tier->statistics().live_bytes == 0);
-    CHECK(plain_stack.ledger->max_allocated(Category::gradient) >= all_bytes);
-    CHECK(stack.ledger->max_allocated(Category::gradient) <= largest_two_bytes);
+    CHECK(plain_stack.ledger->max_allocated(memory::Category::gradient) >= all_bytes);
+    CHECK(stack.ledger->max_allocated(memory::Category::gradient) <= largest_two_bytes);
   }
 }
 
@@ -253,7 +253,7 @@ TEST_CASE("leaf gradient: the hook hears of every leaf once, with its whole grad
     INFO(what);
     const Tensor a = leaf(1), b = leaf(2);
     std::vector<double> heard;
-    const auto look = [&](const std::shared_ptr<Leaf>& of) {
+    const auto look = [&](const std::shared_ptr<tape::Leaf>& of) {
       CHECK((of == a.leaf() || of == b.leaf()));
       REQUIRE(of->grad.defined());
       heard.push_back(to_host<double>(of->grad)[5]);
@@ -304,7 +304,7 @@ TEST_CASE("gradients: of a concat, one that waits long is copied out, so that th
     const std::size_t begin = stack.trace->event_count();
     tape.backward(loss);
     std::size_t peak = 0;
-    const std::vector<CategoryBytes> lines = timeline(stack.trace->events());
+    const std::vector<memory::CategoryBytes> lines = timeline(stack.trace->events());
     for (std::size_t i = begin; i < lines.size(); ++i) {
       peak = std::max(peak, std::accumulate(lines[i].begin(), lines[i].end(), std::size_t{0}));
     }

@@ -101,7 +101,7 @@ std::vector<std::pair<const char*, std::function<void(const Tensor&)>>> writers(
           {"a view", [](const Tensor& t) { fill(view::reshape(t.detach(), {-1}), 10); }},
           {"a part", [](const Tensor& t) { fill(view::slice(t.detach(), 0, 0, 1), 10); }},
           {"a detached alias", [](const Tensor& t) { fill(t.detach(), 10); }},
-          {"a pin", [](const Tensor& t) { *WritePin(t).as<float>() = 10; }}};
+          {"a pin", [](const Tensor& t) { *memory::WritePin(t).as<float>() = 10; }}};
 }
 
 }  // namespace
@@ -250,9 +250,9 @@ TEST_CASE("in place: a constant that is written between its uses is two constant
 }
 
 TEST_CASE("in place: what a WritePin may write at any time is trusted only when it is gone", "[in_place][pin]") {
-  static_assert(std::is_same_v<decltype(std::declval<const Pin&>().data()), const void*>);
-  static_assert(std::is_same_v<decltype(std::declval<const Pin&>().as<float>()), const float*>);
-  static_assert(std::is_same_v<decltype(std::declval<const WritePin&>().as<float>()), float*>);
+  static_assert(std::is_same_v<decltype(std::declval<const memory::Pin&>().data()), const void*>);
+  static_assert(std::is_same_v<decltype(std::declval<const memory::Pin&>().as<float>()), const float*>);
+  static_assert(std::is_same_v<decltype(std::declval<const memory::WritePin&>().as<float>()), float*>);
   const Tensor w = leaf(full({4}, 2));
   Tape tape;
   const auto record = [&] {
@@ -262,12 +262,12 @@ TEST_CASE("in place: what a WritePin may write at any time is trusted only when 
   const auto version = [&] { return w.storage()->version(); };
   const std::uint32_t before = version();
   {
-    const Pin reading(w);
+    const memory::Pin reading(w);
     CHECK(*reading.as<float>() == 2);
   }
   CHECK(version() == before);
   {
-    const WritePin pin(w);
+    const memory::WritePin pin(w);
     float* const values = pin.as<float>();
     const Tensor loss = record();
     values[0] = 9;

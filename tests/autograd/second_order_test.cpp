@@ -54,7 +54,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 TEST_CASE("second order: a gradient in a loss is refused", "[second_order]") {
   Net net;
   const Tensor &w = net.w, &x = net.x;
-  CHECK(w.grad().origin() == Origin::gradient);
+  CHECK(w.grad().origin() == tape::Origin::gradient);
   const std::vector<std::pair<const char*, std::function<Tensor()>>> losses{
       {"a penalty beside the loss", [&] { return sum(square(w)) + sum(square(w.grad())); }},
       {"a product", [&] { return sum(w * w.grad()); }},
@@ -101,7 +101,7 @@ TEST_CASE("second order: so is what was made of one outside of the recording", "
   }
   const Tensor copy = clone(w.grad());
   for (const Tensor& made : {norm, of_clip, copy, w.grad() * 0.5, cast(norm, DType::f64)}) {
-    CHECK(made.origin() == Origin::gradient);
+    CHECK(made.origin() == tape::Origin::gradient);
     const DType dtype = made.dtype();
     CHECK(contains(net.refusal([&] { return sum(cast(w, dtype) * made); }), "second derivatives"));
   }
@@ -113,10 +113,10 @@ TEST_CASE("second order: detached it is a constant, and so is what an update mak
   const Tensor before = clone(w.grad()).detach();
   CHECK(net.refusal([&] { return sum(square(w)) + sum(w * before); }).empty());
   CHECK(to_host<double>(w.grad()) == Values(2, 12 + 4 + 12));  // both gradients were added to it in place
-  CHECK(w.grad().origin() == Origin::gradient);
+  CHECK(w.grad().origin() == tape::Origin::gradient);
   w.grad() = full({2}, 1, w.dtype());  // the program's own, until backward adds to it
   CHECK(net.refusal([&] { return sum(square(w)); }).empty());
-  CHECK(w.grad().origin() == Origin::gradient);
+  CHECK(w.grad().origin() == tape::Origin::gradient);
   // Uses that do not depend on the gradient's size, and a hand-written update step.
   CHECK(net.refusal([&] { return sum(where(greater(w.grad(), full({2}, 0)), w, w * 2.0)); }).empty());
   Tensor next = w - w.grad() * 0.5;

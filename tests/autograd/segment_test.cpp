@@ -57,7 +57,7 @@ Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePla
       outcome.values.push_back(to_host<float>(loss));
       tape.backward(loss);
       CHECK(tape.kept_bytes() == 0);
-      CHECK(stack.ledger->bytes(Category::activation) == 0);
+      CHECK(stack.ledger->bytes(memory::Category::activation) == 0);
     }
     for (const Tensor& leaf : program.leaves()) {
       outcome.values.push_back(leaf.grad().defined() ? to_host<float>(leaf.grad()) : std::vector<float>());
@@ -71,19 +71,19 @@ Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePla
 // y = x; counts its runs and keeps x.
 struct Counted {
   static constexpr const char* name = "counted";
-  static constexpr Cost cost = Cost::matmul;
+  static constexpr ops::Cost cost = ops::Cost::matmul;
   struct Saved {
     Tensor x;
   };
   std::vector<int>* runs;
   std::size_t index;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     ++(*runs)[index];
     if (needs.any()) saved.x = x;
     return clone(x);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {dy}; }
 };
 
 // y = x, in 3 ms.
@@ -92,12 +92,12 @@ struct Slow {
   struct Saved {
     Tensor x;
   };
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
     if (needs.any()) saved.x = x;
     return clone(x);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {dy}; }
 };
 
 struct Thrower {
@@ -108,12 +108,12 @@ struct Thrower {
   int* calls;
   int failing_call;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     if (++*calls == failing_call) throw ValueError("thrower: call " + std::to_string(failing_call));
     if (needs.any()) saved.x = x;
     return clone(x);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {dy}; }
 };
 
 Tensor leaf(Tensor t) {
@@ -218,7 +218,7 @@ TEST_CASE("segment: all runs of a node after the first are in its time", "[segme
 
 TEST_CASE("segment: joined recordings share nothing", "[segment]") {
   TapeGraph one;
-  one.storages = {{8, Category::input}, {16, Category::activation}};
+  one.storages = {{8, memory::Category::input}, {16, memory::Category::activation}};
   one.values.resize(2);
   one.values[0].storage = 0;
   one.values[1] = {1, {4}, DType::f32, 0, false, 0};
@@ -257,7 +257,7 @@ TEST_CASE("segment: what is kept", "[segment]") {
           return t;
         },
         x * 2.0);
-    return stack.ledger->bytes(Category::activation);
+    return stack.ledger->bytes(memory::Category::activation);
   };
   CHECK(kept(drop_all) == bytes);         // the segment's input
   CHECK(kept(keep_costly) == 4 * bytes);  // plus the three costly results
@@ -410,8 +410,8 @@ TEST_CASE("segment: once backward is past a segment, what it read is gone, dead 
                              : checkpoint(body, h));
       }
       std::size_t before_segment = ~std::size_t{0};
-      const auto look = [&](const std::shared_ptr<Leaf>&) {
-        before_segment = stack.ledger->bytes(Category::activation);
+      const auto look = [&](const std::shared_ptr<tape::Leaf>&) {
+        before_segment = stack.ledger->bytes(memory::Category::activation);
       };
       const LeafHook hook = look;
       tape.backward(loss, {}, &hook);
@@ -437,9 +437,9 @@ TEST_CASE("segment: an operand that running it again does not read is not kept",
         },
         read_again));
   }
-  CHECK(stack.ledger->bytes(Category::activation) == 64 * sizeof(float));
+  CHECK(stack.ledger->bytes(memory::Category::activation) == 64 * sizeof(float));
   tape.backward(loss);
-  CHECK(stack.ledger->bytes(Category::activation) == 0);
+  CHECK(stack.ledger->bytes(memory::Category::activation) == 0);
 }
 
 TEST_CASE("segment: a source that is overwritten between two nodes that run again is told", "[segment]") {
@@ -459,7 +459,7 @@ TEST_CASE("segment: a source that is overwritten between two nodes that run agai
           source);
       loss = add(sum(product), sum(other));
     }
-    const auto overwrite = [&](const std::shared_ptr<Leaf>& of) {
+    const auto overwrite = [&](const std::shared_ptr<tape::Leaf>& of) {
       if (is_overwritten && of == w.leaf()) fill(source, 7);
     };
     const LeafHook hook = overwrite;

@@ -42,7 +42,7 @@ struct Outcome {
 
 struct Followed {
   std::shared_ptr<const TapePlan> plan;
-  std::shared_ptr<Tier> tier;
+  std::shared_ptr<memory::Tier> tier;
 };
 
 // Two passes of a program; returns all numbers that they change, and none on a dry device.
@@ -95,9 +95,9 @@ TEST_CASE("spill: random programs with random spills have the bits of the plain 
       const Outcome plain = run(seed, {});
       for (std::size_t round = 0; round < 4; ++round) {
         INFO("seed " << seed << ", round " << round);
-        std::shared_ptr<Tier> tier = std::make_shared<MemoryTier>();
+        std::shared_ptr<memory::Tier> tier = std::make_shared<MemoryTier>();
         if (round == 3 && seed % 4 == 0 && !folder.empty()) {
-          tier = std::make_shared<FileTier>(cpu, offload_test::options_at(folder));
+          tier = std::make_shared<memory::FileTier>(cpu, offload_test::options_at(folder));
         }
         const auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, round));
         const Outcome spilled = run(seed, {plan, tier});
@@ -130,9 +130,10 @@ TEST_CASE("spill: a dry run allocates what a real one does", "[spill]") {
         options.trace = true;
         const memory::Stack stack = memory::make_resource(device, options);
         const ResourceScope scope(stack.top);
-        std::shared_ptr<Tier> tier = std::make_shared<MemoryTier>(device);
+        std::shared_ptr<memory::Tier> tier = std::make_shared<MemoryTier>(device);
         if (seed % 4 == 0 && !folder.empty()) {
-          tier = std::make_shared<FileTier>(device, offload_test::options_at(device.is_dry ? "/nowhere" : folder));
+          tier =
+              std::make_shared<memory::FileTier>(device, offload_test::options_at(device.is_dry ? "/nowhere" : folder));
         }
         run(seed, {plan, tier}, device);
         return stack.trace->events();
@@ -163,13 +164,13 @@ TEST_CASE("spill: what is kept, and when", "[spill]") {
       for (const KeptTensor& kept : tape.kept(n)) {
         CHECK(kept.shape == Shape{64, 32});
         CHECK((kept.bytes == 0 || kept.bytes / (64 * 32) == size_of(kept.dtype)));
-        CHECK(kept.category == (kept.bytes == 0 ? Category::temporary : Category::activation));
+        CHECK(kept.category == (kept.bytes == 0 ? memory::Category::temporary : memory::Category::activation));
         listed += kept.bytes;
       }
     }
     const std::size_t bytes = tape.kept_bytes();
     CHECK(listed == bytes);
-    CHECK(tape.kept_bytes(Category::optimizer) == 0);  // packed bytes are activations
+    CHECK(tape.kept_bytes(memory::Category::optimizer) == 0);  // packed bytes are activations
     tape.backward(loss);
     return bytes;
   };
@@ -211,26 +212,28 @@ TEST_CASE("spill: packed bytes that a dead branch kept are gone once backward is
   const Tensor loss = record(tape);
   observed.clear();
   std::size_t left = ~std::size_t{0};
-  const auto look = [&](const std::shared_ptr<Leaf>&) { left = stack.ledger->bytes(Category::activation); };
+  const auto look = [&](const std::shared_ptr<tape::Leaf>&) {
+    left = stack.ledger->bytes(memory::Category::activation);
+  };
   const LeafHook hook = look;
-  CHECK(stack.ledger->bytes(Category::activation) > 1024 * size_of(DType::bf16));
+  CHECK(stack.ledger->bytes(memory::Category::activation) > 1024 * size_of(DType::bf16));
   tape.backward(loss, {}, &hook);
   CHECK(left == 0);
 }
 
 TEST_CASE("spill: reads follow the order of need, not of the list", "[spill]") {
-  class Order final : public Tier {  // records the order of reads, by number of the write
+  class Order final : public memory::Tier {  // records the order of reads, by number of the write
    public:
     memory::Device device() const noexcept override { return cpu; }
-    Ticket write(const void* from, std::size_t bytes, Stream stream) override {
+    memory::Ticket write(const void* from, std::size_t bytes, memory::Stream stream) override {
       return tier.write(from, bytes, stream);
     }
-    void read(Ticket ticket, void* to, Stream stream) override {
+    void read(memory::Ticket ticket, void* to, memory::Stream stream) override {
       reads += std::to_string(ticket), tier.read(ticket, to, stream);
     }
-    void wait(Ticket ticket) override { tier.wait(ticket); }
-    void drop(Ticket ticket) noexcept override { tier.drop(ticket); }
-    TierStatistics statistics() const override { return tier.statistics(); }
+    void wait(memory::Ticket ticket) override { tier.wait(ticket); }
+    void drop(memory::Ticket ticket) noexcept override { tier.drop(ticket); }
+    memory::TierStatistics statistics() const override { return tier.statistics(); }
     MemoryTier tier;
     std::string reads;
   };
@@ -267,8 +270,8 @@ TEST_CASE("spill: bytes that something else holds stay where they are", "[spill]
   const auto tier = std::make_shared<MemoryTier>();
   const Tensor w = full({8, 8}, 0.25).require_grad();
   const Tensor x = full({8, 8}, 0.5);
-  w.storage()->set_category(Category::parameter);
-  x.storage()->set_category(Category::input);
+  w.storage()->set_category(memory::Category::parameter);
+  x.storage()->set_category(memory::Category::input);
   // Nodes: linear, tanh, [reshape, reshape,] linear, mean; the tanh is spilled.
   struct Case {
     const char* what;
@@ -349,7 +352,7 @@ TEST_CASE("spill: a failing tier leaves a step without a trace, and the next one
   std::uint64_t failures = 0;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, 1));
-    const auto trained = [&](const std::shared_ptr<Tier>& tier, const std::shared_ptr<Tier>& next) {
+    const auto trained = [&](const std::shared_ptr<memory::Tier>& tier, const std::shared_ptr<memory::Tier>& next) {
       RandomProgram program(seed);
       RandomGenerator generator(seed);
       const GeneratorScope random(generator);

@@ -144,7 +144,7 @@ TEST_CASE("store: a batch written in place is the batch, rounded once", "[data][
     const Tensor pixels = Tensor::empty({4, 32, 32, 3}, dtype, cpu);
     std::vector<std::int64_t> labels(4);
     {
-      const WritePin pin(pixels);
+      const memory::WritePin pin(pixels);
       source.batch_into(5, dtype, static_cast<std::byte*>(pin.data()), labels);
     }
     const std::vector<double> got = to_host<double>(pixels);

@@ -39,11 +39,11 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 struct Triple {
   static constexpr const char* name = "triple";
   using Saved = SavesNothing;
-  Tensor forward(const Tensor& x, Needs, Saved&) const {
+  Tensor forward(const Tensor& x, ops::Needs, Saved&) const {
     const Tensor y = to_dtype(to_dtype(clone(view::transpose(x)), DType::f64), DType::f32);
     return contiguous(view::transpose(y)) * 3.0;
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {clone(dy) * 3.0}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {clone(dy) * 3.0}; }
 };
 
 }  // namespace
@@ -208,7 +208,7 @@ TEST_CASE("unrecorded: values of other recordings are refused", "[unrecorded]") 
     {
       const Recording on(tape);
       c = checkpoint([&] { return x * 2.0; });  // a value of the tape
-      CHECK(c.origin() == Origin::constant);
+      CHECK(c.origin() == tape::Origin::constant);
     }
     const Recording on(other);
     CHECK_NOTHROW(other.backward(checkpoint([&] { return sum(c * w); })));

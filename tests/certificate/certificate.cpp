@@ -41,7 +41,7 @@ class Run final : public nn::TrainingRun {
       : technique_(technique), generator_(7), scope_(generator_) {
     if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients ||
         technique_.offloads_parameters) {
-      tier_ = std::make_shared<FileTier>(device, offload_test::options_at(offload_test::disk_folder(), 4096));
+      tier_ = std::make_shared<memory::FileTier>(device, offload_test::options_at(offload_test::disk_folder(), 4096));
     }
     {
       const ParameterStoreScope store(technique_.offloads_parameters ? std::make_shared<memory::TierStore>(tier_)
@@ -126,9 +126,9 @@ class Run final : public nn::TrainingRun {
     Figures figures;
     figures.recomputed = static_cast<std::size_t>(
         std::count_if(times_.recompute.begin(), times_.recompute.end(), [](double seconds) { return seconds > 0; }));
-    figures.activation_peak_bytes = stack.ledger->max_allocated(Category::activation);
-    figures.gradient_peak_bytes = stack.ledger->max_allocated(Category::gradient);
-    figures.parameter_peak_bytes = stack.ledger->max_allocated(Category::parameter);
+    figures.activation_peak_bytes = stack.ledger->max_allocated(memory::Category::activation);
+    figures.gradient_peak_bytes = stack.ledger->max_allocated(memory::Category::gradient);
+    figures.parameter_peak_bytes = stack.ledger->max_allocated(memory::Category::parameter);
     figures.moved_blocks = stack.arena->statistics().moved_blocks;
     if (tier_) figures.tier_writes = tier_->statistics().writes;
     if (stack.placed) figures.placed = stack.placed->statistics();
@@ -144,7 +144,7 @@ class Run final : public nn::TrainingRun {
     return list;
   }
 
-  void note_gradient(const std::shared_ptr<Leaf>& leaf) {
+  void note_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
     const auto& list = optimizer_->parameters();
     const auto found =
         std::find_if(list.begin(), list.end(), [&](const optim::Named& p) { return p.tensor.leaf() == leaf; });
@@ -178,7 +178,7 @@ class Run final : public nn::TrainingRun {
   Technique technique_;
   RandomGenerator generator_;
   GeneratorScope scope_;
-  std::shared_ptr<FileTier> tier_;
+  std::shared_ptr<memory::FileTier> tier_;
   std::unique_ptr<Net> net_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::GradScaler> scaler_;
@@ -187,13 +187,14 @@ class Run final : public nn::TrainingRun {
   Bytes loss_, calls_;
   std::vector<Bytes> gradients_;  // of the step, per parameter
   std::size_t complete_ = 0;      // gradients that are complete
-  std::function<void(const std::shared_ptr<Leaf>&)> note_ = [this](const std::shared_ptr<Leaf>& leaf) {
+  std::function<void(const std::shared_ptr<tape::Leaf>&)> note_ = [this](const std::shared_ptr<tape::Leaf>& leaf) {
     note_gradient(leaf);
   };
   LeafHook hook_ = note_;
 };
 
-std::vector<StepPlacement> placement_of(const MakeNet& make, const Technique& technique, memory::Device device) {
+std::vector<memory::StepPlacement> placement_of(const MakeNet& make, const Technique& technique,
+                                                memory::Device device) {
   if (!technique.is_placed || !technique.placement.empty()) return technique.placement;
   return nn::plan_steps(device, make_runs(make, technique));
 }
@@ -201,7 +202,7 @@ std::vector<StepPlacement> placement_of(const MakeNet& make, const Technique& te
 memory::Options memory_options(const Technique& technique) {
   memory::Options options;
   options.arena.poison = true;
-  if (technique.moves_blocks) options.arena.compaction = Arena::Compaction::before_every_allocation;
+  if (technique.moves_blocks) options.arena.compaction = memory::Arena::Compaction::before_every_allocation;
   return options;
 }
 
@@ -351,11 +352,11 @@ std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, c
 FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place, memory::Device device) {
   memory::Options options = memory_options(technique);
   const bool is_below = place == FailPlace::below_placed;
-  std::vector<StepPlacement> plans = placement_of(make, technique, device);
+  std::vector<memory::StepPlacement> plans = placement_of(make, technique, device);
   if (!is_below) options.plans = plans;
   memory::Stack stack = memory::make_resource(device, std::move(options));
-  const auto fail = std::make_shared<FailAt>(stack.top, 0);
-  if (is_below) stack.placed = std::make_shared<PlacedArena>(fail, std::move(plans));
+  const auto fail = std::make_shared<memory::FailAt>(stack.top, 0);
+  if (is_below) stack.placed = std::make_shared<memory::PlacedArena>(fail, std::move(plans));
   const ResourceScope scope(is_below ? std::shared_ptr<memory::Resource>(stack.placed) : fail);
   Run run(make, technique, device);
 
@@ -365,7 +366,7 @@ FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailP
     fail->arm(k);
     if (stack.placed) stack.placed->begin_step(index);
     struct End {
-      PlacedArena* placed;
+      memory::PlacedArena* placed;
       ~End() {
         if (placed) placed->end_step();
       }

@@ -40,10 +40,10 @@ class Net : public nn::Module {
   /// The paths under which the net draws random numbers.
   virtual std::vector<PathId> random_paths() const = 0;
   /// Makes some operators send their saved tensors to `tier` from now on.
-  void offload_to(std::shared_ptr<Tier> tier) { tier_ = std::move(tier); }
+  void offload_to(std::shared_ptr<memory::Tier> tier) { tier_ = std::move(tier); }
 
  protected:
-  std::shared_ptr<Tier> tier_;  // null while everything stays
+  std::shared_ptr<memory::Tier> tier_;  // null while everything stays
 };
 using MakeNet = std::function<std::unique_ptr<Net>(memory::Device)>;
 
@@ -64,13 +64,13 @@ struct Technique {
   std::int64_t micro_batches = 1;
   double clip_norm = 0;
   nn::FusedUpdate fuses = nn::FusedUpdate::off;
-  bool is_placed = false;                     ///< replays steps in a placed arena
-  std::vector<StepPlacement> placement = {};  ///< defaults to a dry run's plans
-  bool moves_blocks = false;                  ///< moves every block before every allocation
-  bool offloads = false;                      ///< keeps saved tensors of some operators on a disk until backward
-  bool offloads_parameters = false;           ///< keeps parameters on a disk between uses
-  bool offloads_gradients = false;            ///< keeps gradients on a disk until their parameter's update
-  bool sends_state = false;                   ///< sends all state to a disk and back before every step
+  bool is_placed = false;                             ///< replays steps in a placed arena
+  std::vector<memory::StepPlacement> placement = {};  ///< defaults to a dry run's plans
+  bool moves_blocks = false;                          ///< moves every block before every allocation
+  bool offloads = false;             ///< keeps saved tensors of some operators on a disk until backward
+  bool offloads_parameters = false;  ///< keeps parameters on a disk between uses
+  bool offloads_gradients = false;   ///< keeps gradients on a disk until their parameter's update
+  bool sends_state = false;          ///< sends all state to a disk and back before every step
   /// For mutants: called after the loss is recorded, and after the last gradient is complete.
   std::function<void(Net&)> after_forward = nullptr, before_update = nullptr;
 };
@@ -96,7 +96,7 @@ struct Figures {
   std::uint64_t moved_blocks = 0;
   std::uint64_t tier_writes = 0;
   std::size_t leaked_bytes = 0;  ///< still allocated after everything was destroyed
-  PlacedArena::Statistics placed;
+  memory::PlacedArena::Statistics placed;
 };
 
 struct Training {

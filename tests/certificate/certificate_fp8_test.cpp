@@ -42,12 +42,12 @@ Fp8State state_of(const nn::Linear& layer) {
 struct Mistaken {
   enum class Kind : std::uint8_t { none, recompute_is_a_step, recompute_takes_next_scales, records_twice };
   static constexpr const char* name = "mistaken";
-  static constexpr Cost cost = Cost::matmul;
+  static constexpr ops::Cost cost = ops::Cost::matmul;
   using Saved = ops::Fp8Linear::Saved;
   ops::Fp8Linear proper;
   Kind kind;
 
-  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, Needs needs,
+  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, ops::Needs needs,
                  Saved& saved) const {
     ops::Fp8Linear op = proper;
     const bool is_again = context().is_recomputing;
@@ -65,12 +65,12 @@ struct Mistaken {
     if (!is_again && kind == Kind::records_twice) {
       Saved unused;
       op.use.step += 1000;
-      op.forward(x, weight, bias, scales, Needs(), unused);
+      op.forward(x, weight, bias, scales, ops::Needs(), unused);
       op.use.step -= 1000;
     }
     return op.forward(x, weight, bias, scales, needs, saved);
   }
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     return proper.backward(std::move(saved), std::move(dy), needs);
   }
 };

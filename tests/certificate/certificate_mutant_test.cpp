@@ -24,11 +24,11 @@ namespace {
 struct TwiceUpdated {
   using Proper = ops::BatchNorm<kernels::NormTail::none>;
   static constexpr const char* name = "twice_updated";
-  static constexpr Cost cost = Cost::reduction;
+  static constexpr ops::Cost cost = ops::Cost::reduction;
   using Saved = Proper::Saved;
   Proper proper;
 
-  Tensor forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, Needs needs,
+  Tensor forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, ops::Needs needs,
                  Saved& saved) const {
     struct Forgetting {
       bool before = std::exchange(context().is_recomputing, false);
@@ -36,7 +36,7 @@ struct TwiceUpdated {
     } const forgetting;
     return proper.forward(x, residual, weight, bias, needs, saved);
   }
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     return proper.backward(std::move(saved), std::move(dy), needs);
   }
 };
@@ -49,18 +49,18 @@ Tensor normalize_twice(const nn::BatchNorm2d& norm, const Tensor& x) {
 /// A dropout that draws its site when it runs, so a recompute takes the next one.
 struct NextSite {
   static constexpr const char* name = "next_site";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   struct Saved {
     RandomSite site;
   };
   double p;
 
-  Tensor forward(const Tensor& x, Needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs, Saved& saved) const {
     saved.site = next_random_site();
     ops::Dropout::Saved nothing;
-    return ops::Dropout{p, saved.site}.forward(x, Needs(), nothing);
+    return ops::Dropout{p, saved.site}.forward(x, ops::Needs(), nothing);
   }
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     return ops::Dropout{p, saved.site}.backward({}, std::move(dy), needs);
   }
 };
@@ -68,16 +68,18 @@ struct NextSite {
 /// A dropout whose recompute is off by one: it numbers samples one higher.
 struct OffByOne {
   static constexpr const char* name = "off_by_one";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   ops::Dropout proper;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     ops::Dropout op = proper;
     if (context().is_recomputing) ++op.site.first_sample;
     return op.forward(x, needs, saved);
   }
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const { return proper.backward(saved, std::move(dy), needs); }
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
+    return proper.backward(saved, std::move(dy), needs);
+  }
 };
 
 /// Multiplies a weight without the tape's knowledge: exact for 2 and 0.5, and its version does not change.

@@ -22,7 +22,7 @@ namespace {
 template <class Op>
 struct Away {
   static constexpr const char* name = "away";
-  static constexpr Cost cost = node_detail::cost_of<Op>();
+  static constexpr ops::Cost cost = node_detail::cost_of<Op>();
   struct Kept {
     typename Op::Saved saved;  // its tensors are undefined
     std::vector<memory::Offloaded> tensors;
@@ -31,9 +31,9 @@ struct Away {
     std::shared_ptr<Kept> kept;
   };
   Op op;
-  std::shared_ptr<Tier> tier;
+  std::shared_ptr<memory::Tier> tier;
 
-  Tensor forward(std::span<const Tensor> in, Needs needs, Saved& saved) const {
+  Tensor forward(std::span<const Tensor> in, ops::Needs needs, Saved& saved) const {
     typename Op::Saved here{};
     const Tensor y = node_detail::forward(op, in, needs, here);
     if (!needs.any()) return y;
@@ -50,7 +50,7 @@ struct Away {
     return y;
   }
 
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     typename Op::Saved here = saved.kept->saved;
     auto next = saved.kept->tensors.begin();
     const auto fetch = [&](Tensor& t) {
@@ -63,7 +63,7 @@ struct Away {
 };
 
 template <class Op, class... In>
-Tensor apply_away(const std::shared_ptr<Tier>& tier, const Op& op, const In&... in) {
+Tensor apply_away(const std::shared_ptr<memory::Tier>& tier, const Op& op, const In&... in) {
   return tier ? apply(Away<Op>{op, tier}, in...) : apply(op, in...);
 }
 
@@ -81,8 +81,8 @@ Tensor images(const Shape& shape, int micro_batch, DType dtype, memory::Device d
     const auto n = static_cast<std::int64_t>(i);
     values[i] = static_cast<float>((n * 37 + n / 11 + micro_batch * 17) % 101) / 50 - 1;
   }
-  const Tensor t = Tensor::empty(shape, dtype, device, Category::input);
-  copy_into(t, from_host(values, shape, device, Category::input));
+  const Tensor t = Tensor::empty(shape, dtype, device, memory::Category::input);
+  copy_into(t, from_host(values, shape, device, memory::Category::input));
   return t;
 }
 
@@ -92,7 +92,7 @@ Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, memory::
     const auto i = static_cast<std::int64_t>(n);
     values[n] = (i * i * 7 + i + micro_batch * 5) % count;
   }
-  return from_host(values, shape, device, Category::input);
+  return from_host(values, shape, device, memory::Category::input);
 }
 
 nn::TensorOptions placement_of(const NetOptions& options, memory::Device device) {

@@ -291,7 +291,7 @@ struct FateRun {
 
   bool has_bits_of(const FateRun& other) const {
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const Pin a(values[i]), b(other.values[i]);
+      const memory::Pin a(values[i]), b(other.values[i]);
       if (values[i].bytes() != other.values[i].bytes()) return false;
       if (std::memcmp(a.data(), b.data(), values[i].bytes()) != 0) return false;
     }

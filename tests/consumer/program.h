@@ -84,7 +84,7 @@ inline Run train(bool is_checkpointed) {
     run.losses.push_back(thimble::item(loss));
   }
   run.weights = thimble::to_host<float>(network.parameters().back().tensor);
-  run.peak_activations = memory.ledger->max_allocated(thimble::Category::activation);
+  run.peak_activations = memory.ledger->max_allocated(thimble::memory::Category::activation);
   return run;
 }
 

@@ -41,14 +41,14 @@ struct Spy {
   std::vector<std::uint32_t>* asked_forward;
   std::vector<std::uint32_t>* asked_backward;
 
-  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& z, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& z, ops::Needs needs, Saved& saved) const {
     asked_forward->push_back(needs.bits());
     if (needs[0]) saved.x = x;
     if (needs[1]) saved.y = y;
     if (needs[2]) saved.z = z;
     return add(add(x, y), z);
   }
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
     asked_backward->push_back(needs.bits());
     for (int i = 0; i < 3; ++i) {
       const Tensor& kept = i == 0 ? saved.x : i == 1 ? saved.y : saved.z;
@@ -62,12 +62,12 @@ struct Spy {
 struct LedgerProbe {
   static constexpr const char* name = "ledger_probe";
   using Saved = SavesNothing;
-  const Ledger* ledger;
+  const memory::Ledger* ledger;
   std::vector<std::size_t>* activation_bytes;
 
-  Tensor forward(const Tensor& x, Needs, Saved&) const { return clone(x); }
-  Gradients backward(Saved, Tensor dy, Needs) const {
-    activation_bytes->push_back(ledger->bytes(Category::activation));
+  Tensor forward(const Tensor& x, ops::Needs, Saved&) const { return clone(x); }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const {
+    activation_bytes->push_back(ledger->bytes(memory::Category::activation));
     return {dy};
   }
 };
@@ -88,19 +88,19 @@ TEST_CASE("contract tape: after backward only parameters, gradients and inputs l
     }
     const auto model = models::make_model(name, sizes);
     const models::Batch batch = model->empty_batch(3, cpu);
-    CategoryBytes expected = stack.ledger->bytes_by_category();
-    const auto parameter = static_cast<std::size_t>(Category::parameter);
-    CHECK(expected[static_cast<std::size_t>(Category::activation)] == 0);
+    memory::CategoryBytes expected = stack.ledger->bytes_by_category();
+    const auto parameter = static_cast<std::size_t>(memory::Category::parameter);
+    CHECK(expected[static_cast<std::size_t>(memory::Category::activation)] == 0);
     CHECK(expected[parameter] >= static_cast<std::size_t>(model->parameter_count()) * sizeof(float));
     {
       Tape tape;
       const Tensor loss = recorded(tape, [&] { return model->loss(batch); });
-      CHECK(stack.ledger->bytes(Category::activation) > 0);
+      CHECK(stack.ledger->bytes(memory::Category::activation) > 0);
       tape.backward(loss);
       CHECK(tape.node_count() == 0);
       CHECK(tape.kept_bytes() == 0);
     }
-    expected[static_cast<std::size_t>(Category::gradient)] =
+    expected[static_cast<std::size_t>(memory::Category::gradient)] =
         static_cast<std::size_t>(model->parameter_count()) * sizeof(float);
     CHECK(stack.ledger->bytes_by_category() == expected);
   }
@@ -119,12 +119,12 @@ TEST_CASE("contract tape: backward frees as it goes", "[contract]") {
     for (int i = 0; i < depth; ++i) y = apply(LedgerProbe{stack.ledger.get(), &seen}, square(y));
     return sum(y);
   });
-  CHECK(stack.ledger->bytes(Category::activation) == depth * bytes);  // every square keeps its operand
+  CHECK(stack.ledger->bytes(memory::Category::activation) == depth * bytes);  // every square keeps its operand
   tape.backward(loss);
   REQUIRE(seen.size() == depth);
   // The first probe comes before any square's backward; each square then frees what it kept.
   for (std::size_t i = 0; i < depth; ++i) CHECK(seen[i] == (depth - i) * bytes);
-  CHECK(stack.ledger->bytes(Category::activation) == 0);
+  CHECK(stack.ledger->bytes(memory::Category::activation) == 0);
 }
 
 TEST_CASE("contract tape: an overwritten tensor is refused by the operator that kept it", "[contract]") {
@@ -255,10 +255,11 @@ TEST_CASE("contract tape: nothing is kept or computed for operands that lead to 
       stack.ledger->reset_peak();
       tape.backward(y, seed);
       CHECK(w.grad().defined());
-      const CategoryBytes peak = stack.ledger->peak_by_category();
+      const memory::CategoryBytes peak = stack.ledger->peak_by_category();
       CHECK(stack.ledger->max_allocated() >= peak_before);
-      return peak[static_cast<std::size_t>(Category::gradient)] + peak[static_cast<std::size_t>(Category::temporary)] +
-             peak[static_cast<std::size_t>(Category::workspace)];
+      return peak[static_cast<std::size_t>(memory::Category::gradient)] +
+             peak[static_cast<std::size_t>(memory::Category::temporary)] +
+             peak[static_cast<std::size_t>(memory::Category::workspace)];
     };
     const Tensor other = leaf(full({8, 8}, 0.5));
     const std::size_t one = allocations_of_backward(constant);

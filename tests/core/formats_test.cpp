@@ -457,8 +457,8 @@ AttentionRun run_attention(DType dtype, memory::Device device, std::int64_t widt
   const Tensor q = noise(1), k = noise(2), v = noise(3), dy = noise(4);
   const ops::ScaledDotProductAttention op{true, {}, 0.1, {11, 3, 5, 0x5eed5eedu}};
   ops::ScaledDotProductAttention::Saved saved;
-  const Tensor y = op.forward(q, k, v, {}, Needs(7), saved);
-  Gradients gradients = op.backward(std::move(saved), dy, Needs(7));
+  const Tensor y = op.forward(q, k, v, {}, ops::Needs(7), saved);
+  ops::Gradients gradients = op.backward(std::move(saved), dy, ops::Needs(7));
   run.peak_bytes = stack.arena->statistics().peak_height_bytes;
   if (device.is_dry) return run;
   run.values = {to_host<double>(y)};

@@ -88,7 +88,7 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const std::uint64_t before = waits();
     for (int step = 0; step < 2; ++step) {
       testing::put_bytes(batch.input, input.data());  // each upload fits into half of the staging
-      const PlacedArena::Step placed(*stack.placed);
+      const memory::PlacedArena::Step placed(*stack.placed);
       nn::training_step(*optimizer, loss_of, options);
     }
     CHECK(waits() == before);

@@ -29,7 +29,8 @@ using files_test::TemporaryFolder;
 namespace {
 
 /// Why the outputs are refused; empty if they are accepted.
-std::string refusal(const std::vector<Output>& outputs, const std::vector<Input>& inputs, bool overwrites = false) {
+std::string refusal(const std::vector<files::Output>& outputs, const std::vector<files::Input>& inputs,
+                    bool overwrites = false) {
   try {
     check_outputs(outputs, inputs, overwrites);
   } catch (const ValueError& error) {
@@ -168,22 +169,23 @@ TEST_CASE("outputs: a file that is there is replaced by one of its kind alone", 
   write_file_atomically(folder / "csv", "a,b\n1,2\n");
   write_file_atomically(folder / "foreign", files_test::little(2, 8) + "{}");  // safetensors without a checksum
   write_file_atomically(folder / "empty", "");
-  const std::vector<std::pair<const FileKind*, std::string>> kinds{{&file_kinds::checkpoint, "checkpoint"},
-                                                                   {&file_kinds::weights, "weights"},
-                                                                   {&file_kinds::weights, "adapter_model.safetensors"},
-                                                                   {&file_kinds::adapters, "adapter_config.json"},
-                                                                   {&file_kinds::tokens, "tokens"},
-                                                                   {&file_kinds::lifetimes, "lifetimes"},
-                                                                   {&file_kinds::plan, ""},
-                                                                   {&file_kinds::costs, ""},
-                                                                   {&file_kinds::trace, ""},
-                                                                   {&file_kinds::snapshot, ""},
-                                                                   {&file_kinds::page, ""},
-                                                                   {&file_kinds::picture, ""},
-                                                                   {&file_kinds::results, ""},
-                                                                   {&file_kinds::table, ""},
-                                                                   {&file_kinds::index, ""},
-                                                                   {&file_kinds::text, ""}};
+  const std::vector<std::pair<const files::FileKind*, std::string>> kinds{
+      {&file_kinds::checkpoint, "checkpoint"},
+      {&file_kinds::weights, "weights"},
+      {&file_kinds::weights, "adapter_model.safetensors"},
+      {&file_kinds::adapters, "adapter_config.json"},
+      {&file_kinds::tokens, "tokens"},
+      {&file_kinds::lifetimes, "lifetimes"},
+      {&file_kinds::plan, ""},
+      {&file_kinds::costs, ""},
+      {&file_kinds::trace, ""},
+      {&file_kinds::snapshot, ""},
+      {&file_kinds::page, ""},
+      {&file_kinds::picture, ""},
+      {&file_kinds::results, ""},
+      {&file_kinds::table, ""},
+      {&file_kinds::index, ""},
+      {&file_kinds::text, ""}};
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     const std::string path = entry.path().string(), name = entry.path().filename().string(),
                       before = read_text_file(path);
@@ -208,7 +210,7 @@ TEST_CASE("outputs: one that cannot be written is refused before any work", "[fi
     INFO(path);
     CHECK(refusal({{"--out", path, &file_kinds::page}}, {}).starts_with("--out: "));
   }
-  for (const FileKind* const kind :
+  for (const files::FileKind* const kind :
        {&file_kinds::checkpoint, &file_kinds::weights, &file_kinds::plan, &file_kinds::costs, &file_kinds::adapters,
         &file_kinds::tokens, &file_kinds::results, &file_kinds::table}) {
     INFO(kind->name);
@@ -226,7 +228,7 @@ TEST_CASE("outputs: devices and pipes take streams", "[file]") {
   const TemporaryFolder folder;
   const std::string pipe = folder / "pipe", text(200'000, 'x');  // more than a pipe holds
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  for (const FileKind* const kind :
+  for (const files::FileKind* const kind :
        {&file_kinds::page, &file_kinds::picture, &file_kinds::trace, &file_kinds::lifetimes, &file_kinds::snapshot,
         &file_kinds::index, &file_kinds::text}) {
     INFO(kind->name);

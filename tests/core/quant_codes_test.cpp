@@ -252,12 +252,12 @@ TEST_CASE("q8: a GPT's linear layers in blocks, their bytes and their file", "[q
   const NoGrad off;
   const Tensor ids = zeros({2, 16}, DType::i64);
   const auto exact = to_host<float>(model->forward(ids));
-  const std::size_t before = stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::parameter)];
+  const std::size_t before = stack.ledger->bytes_by_category()[static_cast<std::size_t>(memory::Category::parameter)];
   const std::size_t layers = quantize_linear_weights(*model);
   CHECK(layers == 8);
   // 12 x 64^2 numbers per block of the model, from 4 bytes to 34 / 32.
   const std::size_t numbers = 2 * 12 * 64 * 64;
-  CHECK(stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::parameter)] ==
+  CHECK(stack.ledger->bytes_by_category()[static_cast<std::size_t>(memory::Category::parameter)] ==
         before - numbers * 4 + numbers * 34 / 32);
   const auto near = to_host<float>(model->forward(ids));
   double signal = 0, noise = 0;

@@ -33,7 +33,7 @@ Stored stored(const Tensor& q) {
   Stored s;
   s.codes.resize(static_cast<std::size_t>(q.elements()));
   if (q.elements() > 0) {
-    const Pin pin(q);
+    const memory::Pin pin(q);
     std::memcpy(s.codes.data(), pin.data(), s.codes.size());
   }
   if (q.scale()->dtype() == DType::u8) {

@@ -51,7 +51,7 @@ Moments moments_of(const std::vector<double>& values) {
 // FNV-1a over the bytes of a tensor.
 std::uint64_t hash_of(const Tensor& t) {
   const Tensor bytes = contiguous(t);
-  const Pin pin(bytes);
+  const memory::Pin pin(bytes);
   const auto* at = static_cast<const unsigned char*>(pin.data());
   std::uint64_t hash = 14695981039346656037u;
   for (std::size_t i = 0; i < bytes.bytes(); ++i) hash = (hash ^ at[i]) * 1099511628211u;
@@ -243,13 +243,13 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
   std::vector<std::vector<float>> all{draw(), draw()};
   std::vector<float> first_step;
   {
-    Transaction step;
+    tape::Transaction step;
     all.push_back(draw());
     first_step = all.back();
   }  // the step fails
   all.push_back(draw());
   {
-    Transaction step;
+    tape::Transaction step;
     CHECK(draw() == first_step);  // a retry
     all.push_back(draw());
     step.commit();
@@ -257,11 +257,11 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
   const auto after = draw();
   all.push_back(after);
   {
-    Transaction step;
+    tape::Transaction step;
     all.push_back(draw());
   }
   {
-    Transaction step;
+    tape::Transaction step;
     {
       const PassScope passes(generator);  // as in accumulate_gradients(): the count goes on after it
       generator.start_pass();

@@ -56,22 +56,22 @@ bool holds(const memory::Block& block, std::uint32_t number) {
   return found == values;
 }
 
-Arena::Options options(std::size_t remap_from_bytes, std::size_t capacity = 64 * mib) {
+memory::Arena::Options options(std::size_t remap_from_bytes, std::size_t capacity = 64 * mib) {
   return {.capacity_bytes = capacity,
           .poison = true,
-          .compaction = Arena::Compaction::never,
+          .compaction = memory::Arena::Compaction::never,
           .tolerated_fragmentation = 0,
           .remap_from_bytes = remap_from_bytes};
 }
 
 /// An arena and the blocks in it, by number.
 struct Blocks {
-  Arena arena;
+  memory::Arena arena;
   bool is_real;
   std::vector<std::pair<memory::Block*, std::uint32_t>> live{};
 
-  Blocks(memory::Device device, const Arena::Options& options)
-      : arena(make_backing(device), options), is_real(!device.is_dry) {}
+  Blocks(memory::Device device, const memory::Arena::Options& options)
+      : arena(memory::make_backing(device), options), is_real(!device.is_dry) {}
   ~Blocks() {
     while (!live.empty()) free(0);
   }
@@ -123,9 +123,9 @@ TEST_CASE("remap: granules change places and come back", "[remap]") {
       std::size_t left = std::max(from, to + count);
       for (const int entry : displaced) expected[left++] = entry;
       CHECK(left == from + count);
-      move_granules(table.begin(), from, to, count);
+      memory::move_granules(table.begin(), from, to, count);
       CHECK(table == expected);
-      move_granules_back(table.begin(), from, to, count);
+      memory::move_granules_back(table.begin(), from, to, count);
       CHECK(table == before);
     }
   }
@@ -170,7 +170,7 @@ TEST_CASE("remap: whole granules go with their pages, ends are copied", "[remap]
       CHECK(remapping.offsets() == copying.offsets());
       CHECK(remapping.are_intact());
       CHECK(copying.are_intact());
-      const Arena::Statistics figures = remapping.arena.statistics();
+      const memory::Arena::Statistics figures = remapping.arena.statistics();
       CHECK(figures.remapped_bytes == c.remapped);
       CHECK(copying.arena.statistics().remapped_bytes == 0);
       CHECK(figures == dry_run.arena.statistics());
@@ -190,9 +190,9 @@ TEST_CASE("remap: whole granules go with their pages, ends are copied", "[remap]
 }
 
 TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pages to move", "[remap][cuda]") {
-  CHECK_FALSE(make_backing(cpu)->can_remap());
-  CHECK_FALSE(make_backing(dry(cpu))->can_remap());
-  CHECK(make_backing(dry(cuda()))->can_remap());
+  CHECK_FALSE(memory::make_backing(cpu)->can_remap());
+  CHECK_FALSE(memory::make_backing(dry(cpu))->can_remap());
+  CHECK(memory::make_backing(dry(cuda()))->can_remap());
   for (const std::size_t threshold : {3 * granule, 3 * granule + 1}) {
     Blocks blocks(dry(cuda()), options(threshold));
     blocks.allocate(granule, 512, 1);
@@ -202,7 +202,7 @@ TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pag
     CHECK(blocks.arena.statistics().remapped_bytes == (threshold == 3 * granule ? 3 * granule : 0));
   }
   if (!has_cuda()) return;
-  CHECK(make_backing(cuda())->can_remap());
+  CHECK(memory::make_backing(cuda())->can_remap());
   for (const std::size_t threshold : {3 * granule, 3 * granule + 1}) {
     Blocks blocks(cuda(), options(threshold));
     blocks.allocate(granule, 512, 1);
@@ -212,8 +212,8 @@ TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pag
     CHECK(blocks.arena.statistics().remapped_bytes == (threshold == 3 * granule ? 3 * granule : 0));
     CHECK(blocks.are_intact());
   }
-  Arena::Options tight = options(granule, 8 * granule);
-  tight.compaction = Arena::Compaction::when_needed;
+  memory::Arena::Options tight = options(granule, 8 * granule);
+  tight.compaction = memory::Arena::Compaction::when_needed;
   Blocks blocks(cuda(), tight);
   blocks.allocate(granule, 512, 1);
   blocks.allocate(6 * granule, 512, 2);
@@ -266,7 +266,7 @@ TEST_CASE("remap: a random trace has the places, contents and figures of copies"
   CHECK(apart == 0);
   CHECK(remapping.are_intact());
   CHECK(copying.are_intact());
-  const Arena::Statistics figures = remapping.arena.statistics();
+  const memory::Arena::Statistics figures = remapping.arena.statistics();
   CHECK(figures.remapped_bytes > 20 * granule);
   CHECK(figures.moved_bytes > figures.remapped_bytes);
   CHECK(figures.moved_bytes == copying.arena.statistics().moved_bytes);
@@ -288,7 +288,7 @@ TEST_CASE("remap: the time of copies is the device's, and nobody waits for it", 
       if (!is_known) CHECK(before.find(" so far, which is not known to be done") != std::string::npos);
       runtime().synchronize(device);
     }
-    const Arena::Statistics figures = blocks.arena.statistics();
+    const memory::Arena::Statistics figures = blocks.arena.statistics();
     CHECK(figures.device_time.unknown_moves == 0);
     CHECK((memory::compaction_to_string(figures).find("of the device") != std::string::npos) == (device == cuda()));
     CHECK(figures.moved_bytes == 4 * granule);
@@ -296,7 +296,7 @@ TEST_CASE("remap: the time of copies is the device's, and nobody waits for it", 
   };
   CHECK(slide(dry(cuda())).device_time.ms == 0);
   if (!has_cuda()) return;
-  const Arena::Statistics copied = slide(cuda());
+  const memory::Arena::Statistics copied = slide(cuda());
   CHECK(copied.device_time.ms > 0);
   CHECK(copied == slide(dry(cuda())));
 }
@@ -306,11 +306,11 @@ namespace remap_test {
 struct Trained {
   std::vector<double> losses;
   std::vector<std::vector<float>> values;
-  Arena::Statistics figures;
+  memory::Arena::Statistics figures;
 };
 
 /// A perceptron whose matrices span granules, after a block that is freed: compaction moves everything.
-Trained train(memory::Device device, const Arena::Options& arena) {
+Trained train(memory::Device device, const memory::Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
   RandomGenerator generator(3);
@@ -348,7 +348,7 @@ Trained train(memory::Device device, const Arena::Options& arena) {
 TEST_CASE("remap: training whose blocks move by their pages has the bits of one whose blocks stay",
           "[remap][cuda][slow]") {
   if (!has_cuda()) return;
-  Arena::Options stay = options(0, 0), copies = options(0, 0), pages = options(granule, 0);
+  memory::Arena::Options stay = options(0, 0), copies = options(0, 0), pages = options(granule, 0);
   stay.tolerated_fragmentation = 1;
   const Trained still = train(cuda(), stay), copied = train(cuda(), copies), remapped = train(cuda(), pages);
   CHECK(still.figures.moved_bytes == 0);

@@ -94,7 +94,7 @@ TEST_CASE("seeing: a step's trace stands on its own, at the arena's addresses", 
       CHECK_NOTHROW(memory::check_placement(buffers, layout->offsets, layout->height_bytes));
     }
     std::size_t peak = 0;
-    for (const CategoryBytes& state : timeline(step.events)) {
+    for (const memory::CategoryBytes& state : timeline(step.events)) {
       std::size_t sum = 0;
       for (const std::size_t bytes : state) sum += bytes;
       peak = std::max(peak, sum);
@@ -146,12 +146,12 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
     // The last entry is the state after the last event, with the peak on the way.
     const std::vector<std::int64_t> times = markup::column(step, step["from"]);
     REQUIRE(times.size() == event_count(trace) + 1);
-    const std::vector<CategoryBytes> states = timeline(trace.events);
+    const std::vector<memory::CategoryBytes> states = timeline(trace.events);
     const std::vector<std::int64_t> totals = markup::sum_of_rows(step);
     for (const json& row : step["rows"]) {
       const std::vector<std::int64_t> bytes = markup::column(step, row["values"]);
       const auto category = std::find_if(report::stacking_order.begin(), report::stacking_order.end(),
-                                         [&](Category one) { return row["name"] == report::label_of(one); });
+                                         [&](memory::Category one) { return row["name"] == report::label_of(one); });
       REQUIRE(category != report::stacking_order.end());
       CHECK(bytes.back() == static_cast<std::int64_t>(states.back()[static_cast<std::size_t>(*category)]));
     }
@@ -260,8 +260,8 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   const std::size_t count = 2 * report::mapped_blocks_max;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t bytes = i == count / 2 ? 1'000'000 : 64 + i % 7;
-    step.events.push_back({memory::Trace::Action::allocate, Category::activation, 0, 64, i, bytes});
-    step.events.push_back({memory::Trace::Action::free, Category::activation, 0, 0, i, bytes});
+    step.events.push_back({memory::Trace::Action::allocate, memory::Category::activation, 0, 64, i, bytes});
+    step.events.push_back({memory::Trace::Action::free, memory::Category::activation, 0, 0, i, bytes});
     step.dynamic.offsets.push_back(0);
     step.placed.offsets.push_back(0);
   }
@@ -394,7 +394,7 @@ TEST_CASE("seeing: the snapshot's blocks and holes fill its segment, as the step
     if (block["state"] == "active_allocated") live += block["size"].get<std::size_t>();
   }
   CHECK(at == segment["address"].get<std::size_t>() + step.dynamic.committed_bytes);
-  const std::vector<CategoryBytes> lives = timeline(step.events);
+  const std::vector<memory::CategoryBytes> lives = timeline(step.events);
   for (const std::size_t bytes : lives.back()) live_at_end += bytes;
   REQUIRE((live_at_end > 0 && live_at_end < step.dynamic.committed_bytes));
   CHECK(live == live_at_end);

@@ -29,7 +29,7 @@ bool is_same(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   if (a.elements() == 0) return true;
   const Tensor da = contiguous(a), db = contiguous(b);
-  return std::memcmp(Pin(da).data(), Pin(db).data(), da.bytes()) == 0;
+  return std::memcmp(memory::Pin(da).data(), memory::Pin(db).data(), da.bytes()) == 0;
 }
 
 // Arrays of many magnitudes, in every shape with a layout of another kind.
@@ -223,10 +223,10 @@ TEST_CASE("tensor npy: bytes are booked, and what cannot be written is refused",
   const ResourceScope on(stack.top);
   {
     const Tensor t = load_npy(path);
-    CHECK(stack.ledger->bytes(Category::input) == 400);
+    CHECK(stack.ledger->bytes(memory::Category::input) == 400);
     CHECK_FALSE(t.requires_grad());
-    const Tensor p = load_npy(path, cpu, Category::parameter);
-    CHECK(stack.ledger->bytes(Category::parameter) == 400);
+    const Tensor p = load_npy(path, cpu, memory::Category::parameter);
+    CHECK(stack.ledger->bytes(memory::Category::parameter) == 400);
   }
   CHECK(stack.ledger->bytes() == 0);
   CHECK_THROWS_AS(save_npy(path, zeros({2}, DType::f32, dry(cpu))), DeviceError);

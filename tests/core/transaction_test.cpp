@@ -31,14 +31,14 @@ TEST_CASE("transaction: a pass of random numbers begins with it and ends with it
   const Site before = drawn(next_random_site());
   Site first, second;
   {
-    const Transaction given_up;
+    const tape::Transaction given_up;
     first = drawn(next_random_site());
     second = drawn(next_random_site());
   }
   const Site between = drawn(next_random_site());
   CHECK(std::set<Site>{before, first, second, between}.size() == 4);
   {
-    Transaction kept;  // draws the numbers of the abandoned one
+    tape::Transaction kept;  // draws the numbers of the abandoned one
     CHECK(drawn(next_random_site()) == first);
     CHECK(drawn(next_random_site()) == second);
     kept.commit();
@@ -49,17 +49,17 @@ TEST_CASE("transaction: a pass of random numbers begins with it and ends with it
 }
 
 TEST_CASE("transaction: state written in places keeps one copy of all of it", "[step]") {
-  const auto own = std::make_shared<Ledger>(default_resource(cpu));
+  const auto own = std::make_shared<memory::Ledger>(default_resource(cpu));
   const ResourceScope scope(own);
-  const Tensor queue = Tensor::empty({8, 16}, DType::f32, cpu, Category::parameter);
+  const Tensor queue = Tensor::empty({8, 16}, DType::f32, cpu, memory::Category::parameter);
   fill(queue, 3);
   {
-    const Transaction given_up;
+    const tape::Transaction given_up;
     fill(view::slice(queue, 0, 2, 3), 5);
-    const std::size_t bytes = own->bytes(Category::temporary);
+    const std::size_t bytes = own->bytes(memory::Category::temporary);
     CHECK(bytes == queue.bytes());
     fill(view::slice(queue, 0, 6, 8), 7);
-    CHECK(own->bytes(Category::temporary) == bytes);
+    CHECK(own->bytes(memory::Category::temporary) == bytes);
   }
   CHECK(to_host<float>(queue) == std::vector<float>(8 * 16, 3));
 }
@@ -72,14 +72,14 @@ TEST_CASE("transaction: a throw after dropout leaves the masks of a run without 
     for (int step = 0; step < 3; ++step) {
       if (has_failure) {
         try {
-          const Transaction given_up;
+          const tape::Transaction given_up;
           mask(), mask();
           throw step;
         } catch (int) {
         }
       }
       list.push_back(mask());  // outside a step, like an evaluation with dropout
-      Transaction kept;
+      tape::Transaction kept;
       list.push_back(mask());
       kept.commit();
     }
@@ -92,14 +92,14 @@ TEST_CASE("transaction: a throw after dropout leaves the masks of a run without 
 TEST_CASE("transaction: what is staged is written when it is committed, and only then", "[step]") {
   const Tensor statistic = full({3}, 1);
   {
-    Transaction given_up;
+    tape::Transaction given_up;
     const Tensor pending = given_up.staged(statistic);
     fill(pending, 5);
     CHECK(given_up.staged(statistic).storage() == pending.storage());
     CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
   }
   CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
-  Transaction kept;
+  tape::Transaction kept;
   fill(writable_state(statistic), 5);
   CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
   kept.commit();
@@ -115,7 +115,7 @@ TEST_CASE("transaction: parameters written in windows that overlap are put back 
   for (const std::vector<Window>& windows :
        {std::vector<Window>{{0, 4}, {2, 6}}, std::vector<Window>{{2, 6}, {0, 4}}, std::vector<Window>{{0, 6}, {1, 3}},
         std::vector<Window>{{1, 3}, {0, 6}, {2, 5}, {1, 3}}, std::vector<Window>{{0, 2}, {2, 4}, {4, 6}}}) {
-    const Tensor parameter = from_host(before, {6}, cpu, Category::parameter);
+    const Tensor parameter = from_host(before, {6}, cpu, memory::Category::parameter);
     const auto write = [&] {
       double value = 10;
       for (const Window& w : windows) {
@@ -124,12 +124,12 @@ TEST_CASE("transaction: parameters written in windows that overlap are put back 
       }
     };
     {
-      const Transaction given_up;
+      const tape::Transaction given_up;
       write();
       CHECK(to_host<float>(parameter) != before);
     }
     CHECK(to_host<float>(parameter) == before);
-    Transaction kept;
+    tape::Transaction kept;
     write();
     const auto written = to_host<float>(parameter);
     kept.commit();

@@ -206,7 +206,7 @@ inline Tensor noise(const Shape& shape, DType dtype, unsigned number) {
 
 struct Run {
   Tensor q, k, v, dy, out, lse;
-  Gradients gradients;
+  ops::Gradients gradients;
 };
 
 // `view` lays out each operand.
@@ -216,9 +216,9 @@ inline Run run(const Sizes& n, DType dtype, double scale, const std::function<Te
   const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site, n.window};
   ops::ScaledDotProductAttention::Saved saved;
   const Tensor mask = n.mask.defined() ? to_device(n.mask, cuda()) : Tensor();
-  r.out = op.forward(view(r.q), view(r.k), view(r.v), mask, Needs(7), saved);
+  r.out = op.forward(view(r.q), view(r.k), view(r.v), mask, ops::Needs(7), saved);
   r.lse = saved.lse;
-  r.gradients = op.backward(std::move(saved), view(r.dy), Needs(7));
+  r.gradients = op.backward(std::move(saved), view(r.dy), ops::Needs(7));
   return r;
 }
 

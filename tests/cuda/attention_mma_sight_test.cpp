@@ -112,8 +112,8 @@ TEST_CASE("attention on tensor cores, documents: one has the bits of none, sever
         const auto part = [&](const Tensor& x) { return view::slice(x, 1, begin, begin + length); };
         const ops::ScaledDotProductAttention op{is_causal, 0.2, 0, site};
         ops::ScaledDotProductAttention::Saved saved;
-        const Tensor out = op.forward(part(all.q), part(all.k), part(all.v), {}, Needs(7), saved);
-        Gradients alone = op.backward(std::move(saved), part(all.dy), Needs(7));
+        const Tensor out = op.forward(part(all.q), part(all.k), part(all.v), {}, ops::Needs(7), saved);
+        ops::Gradients alone = op.backward(std::move(saved), part(all.dy), ops::Needs(7));
         CHECK(same_bits(out, part(all.out)));
         for (int i = 0; i < 3; ++i) CHECK(same_bits(alone[i], part(all.gradients[i])));
         begin += length;

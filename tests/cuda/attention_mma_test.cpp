@@ -106,12 +106,12 @@ TEST_CASE("attention on tensor cores: a packed gradient where its operand lay", 
     ops::Attention op;
     op.heads = 2, op.is_causal = true, op.p = 0.1, op.site = site;
     ops::Attention::Saved saved;
-    op.forward(qkv, {}, Needs(1), saved);
-    const Tensor expected = op.backward(saved, clone(dy), Needs(1))[0];
+    op.forward(qkv, {}, ops::Needs(1), saved);
+    const Tensor expected = op.backward(saved, clone(dy), ops::Needs(1))[0];
     CHECK(expected.storage() != qkv.storage());
     saved.qkv = clone(qkv);
     const auto* const storage = saved.qkv.storage().get();
-    const Tensor in_place = op.backward(std::move(saved), dy, Needs(1))[0];
+    const Tensor in_place = op.backward(std::move(saved), dy, ops::Needs(1))[0];
     CHECK(in_place.storage().get() == storage);
     CHECK(same_bits(in_place, expected));
   }
@@ -125,11 +125,11 @@ TEST_CASE("attention on tensor cores: results that are not wanted are not writte
   Run whole = run(n, dtype, 0.3, [](const Tensor& x) { return x; });
   const ops::ScaledDotProductAttention op{true, 0.3, 0, site};
   ops::ScaledDotProductAttention::Saved saved;
-  CHECK(same_bits(op.forward(whole.q, whole.k, whole.v, {}, Needs(0), saved), whole.out));  // no lse
+  CHECK(same_bits(op.forward(whole.q, whole.k, whole.v, {}, ops::Needs(0), saved), whole.out));  // no lse
   CHECK(!saved.lse.defined());
   for (int wanted = 0; wanted < 3; ++wanted) {
     saved = {whole.q, whole.k, whole.v, {}, whole.out, whole.lse};
-    Gradients alone = op.backward(std::move(saved), whole.dy, Needs(1u << wanted));
+    ops::Gradients alone = op.backward(std::move(saved), whole.dy, ops::Needs(1u << wanted));
     for (int i = 0; i < 3; ++i) CHECK(alone[i].defined() == (i == wanted));
     CHECK(same_bits(alone[wanted], whole.gradients[wanted]));
   }

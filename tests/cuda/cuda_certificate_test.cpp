@@ -56,7 +56,7 @@ TEST_CASE("cuda certificate: transformer, products of the library", "[cuda][cert
 TEST_CASE("cuda certificate: a step leaves no trace, whichever allocation fails", "[cuda][failure]") {
   if (!has_cuda()) return;
   const memory::Stack stack = memory::make_resource(cuda(), {.arena = {.poison = true}});
-  const auto fail = std::make_shared<FailAt>(stack.top, 0);
+  const auto fail = std::make_shared<memory::FailAt>(stack.top, 0);
   {
     const ResourceScope scope(fail);
     SmallTraining run({.model = "char-gpt", .optimizer = "adamw"}, cuda());

@@ -44,7 +44,7 @@ Bits bits_of(const Tensor& t) {
   if (!is_floating(t.dtype()) || t.scale()) {
     const Tensor here = to_device(t.detach(), cpu);
     if (here.elements() == 0) return bits;
-    const Pin pin(here);
+    const memory::Pin pin(here);
     const auto* const data = static_cast<const std::uint8_t*>(pin.data());
     return {data, data + here.bytes()};
   }

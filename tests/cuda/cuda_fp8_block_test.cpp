@@ -37,7 +37,7 @@ constexpr DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
 
 std::vector<std::uint8_t> bytes_of(const Tensor& t) {
   const Tensor here = to_device(t.detach(), cpu);
-  const Pin pin(here);
+  const memory::Pin pin(here);
   const auto* const first = static_cast<const std::uint8_t*>(pin.data());
   return {first, first + here.bytes()};
 }
@@ -92,7 +92,8 @@ std::vector<std::size_t> figures(memory::Device device, const Sizes& s, bool nee
   }
   tape.backward(y, full(y.shape(), 1, DType::bf16, device));
   std::vector<std::size_t> all{stack.arena->statistics().peak_height_bytes};
-  for (const Category category : {Category::workspace, Category::temporary, Category::gradient}) {
+  for (const memory::Category category :
+       {memory::Category::workspace, memory::Category::temporary, memory::Category::gradient}) {
     all.push_back(stack.ledger->bytes(category));
     all.push_back(stack.ledger->max_allocated(category));
   }
@@ -235,7 +236,7 @@ TEST_CASE("cuda fp8 blocks: the bytes of a forward", "[cuda][fp8]") {
     const std::size_t codes = 1040 * 528 + 9 * 5 + 4 * (9 * 2048 + 5 * 12) + library;
     // x's decoded window, and W, decoded in the free room.
     const std::size_t decoded = 2 * 2048 * 1040 + 2 * 1040 * 528 + library;
-    CHECK(stack.ledger->max_allocated(Category::workspace) == (capability == 90 ? codes : decoded));
+    CHECK(stack.ledger->max_allocated(memory::Category::workspace) == (capability == 90 ? codes : decoded));
   }
 }
 

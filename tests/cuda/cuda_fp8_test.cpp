@@ -50,7 +50,7 @@ std::vector<Fp8Format> formats() {
 std::vector<std::uint8_t> bytes_of(const Tensor& t) {
   const Tensor here = to_device(t.detach(), cpu);
   if (here.elements() == 0) return {};
-  const Pin pin(here);
+  const memory::Pin pin(here);
   const auto* const first = static_cast<const std::uint8_t*>(pin.data());
   return {first, first + here.bytes()};
 }
@@ -204,7 +204,7 @@ TEST_CASE("cuda fp8: the state of delayed scaling goes the CPU's way", "[cuda][f
       const std::uint64_t number = generator.step();
       for (const memory::Device device : {cpu, cuda()}) {
         generator.set_step(number);
-        Transaction step;
+        tape::Transaction step;
         for (const bool recomputes : {false, true}) {  // two passes of a step share a place in the history
           pass(device, format, device.is_cpu() ? here : there, operands, dy, Activation::none, false, recomputes);
         }
@@ -309,7 +309,7 @@ TEST_CASE("cuda fp8: the bytes of turned copies", "[cuda][fp8]") {
   }
   tape.backward(y, Tensor::empty(y.shape(), DType::bf16, dry(cuda())));
   // dy's transposed codes, a window of x's, and the workspace of cuBLASLt for a window.
-  CHECK(stack.ledger->max_allocated(Category::workspace) == 16 * rows + 128 * rows + 16 * 128 * 16);
+  CHECK(stack.ledger->max_allocated(memory::Category::workspace) == 16 * rows + 128 * rows + 16 * 128 * 16);
 }
 
 TEST_CASE("cuda fp8: a dry run has the same events, and nothing turned is kept", "[cuda][fp8]") {
@@ -321,7 +321,7 @@ TEST_CASE("cuda fp8: a dry run has the same events, and nothing turned is kept",
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope scope(stack.top);
         const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)),
-                     w = leaf(zeros({32, 64}, DType::bf16, device, Category::parameter));
+                     w = leaf(zeros({32, 64}, DType::bf16, device, memory::Category::parameter));
         const Fp8State state = make_fp8_state(4, device);
         Tape tape;
         Tensor y;
@@ -335,7 +335,8 @@ TEST_CASE("cuda fp8: a dry run has the same events, and nothing turned is kept",
         CHECK(tape.kept_bytes() == codes + scale + scales + input);
         tape.backward(y, full(y.shape(), 1, DType::bf16, device));
         figures.emplace_back();
-        for (const Category category : {Category::workspace, Category::temporary, Category::gradient}) {
+        for (const memory::Category category :
+             {memory::Category::workspace, memory::Category::temporary, memory::Category::gradient}) {
           figures.back().push_back(stack.ledger->bytes(category));
           figures.back().push_back(stack.ledger->max_allocated(category));
         }

@@ -30,7 +30,7 @@ namespace cuda_int8_test {
 std::vector<std::uint8_t> bytes_of(const Tensor& t) {
   const Tensor here = to_device(t, cpu);
   if (here.elements() == 0) return {};
-  const Pin pin(here);
+  const memory::Pin pin(here);
   const auto* const first = static_cast<const std::uint8_t*>(pin.data());
   return {first, first + here.bytes()};
 }
@@ -173,8 +173,9 @@ TEST_CASE("cuda int8: a net has the CPU's bits and the bytes of a dry run, and i
         away->save(folder / "away");
         CHECK(files_test::read_text_file(folder / "away") == files_test::read_text_file(folder / "here"));
       }
-      figures.push_back({stack.ledger->bytes(Category::parameter), stack.ledger->bytes(Category::temporary),
-                         stack.ledger->max_allocated(Category::workspace)});
+      figures.push_back({stack.ledger->bytes(memory::Category::parameter),
+                         stack.ledger->bytes(memory::Category::temporary),
+                         stack.ledger->max_allocated(memory::Category::workspace)});
     }
     CHECK(figures[0] == figures[1]);
   }

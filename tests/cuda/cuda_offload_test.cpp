@@ -63,7 +63,7 @@ using namespace cuda_offload_test;
 TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of their own", "[cuda][offload]") {
   for (const memory::Device device : devices()) {
     INFO(to_string(device));
-    const std::shared_ptr<Ledger>& books = pinned_ledger(device);
+    const std::shared_ptr<memory::Ledger>& books = pinned_ledger(device);
     const std::size_t before = books->bytes(), arena = memory::default_stack(device).ledger->bytes();
     const Tensor large = zeros({static_cast<std::int64_t>(5 * mib)}, DType::u8, device);
     const Tensor small = zeros({700}, DType::u8, device);
@@ -83,7 +83,7 @@ TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of
       away.push_back(memory::offload(large, tier));
       CHECK(committed() == 16 * mib);  // doubles the committed bytes
       CHECK(books->bytes() - before == committed());
-      CHECK(books->bytes(Category::workspace, "offload") == books->bytes());
+      CHECK(books->bytes(memory::Category::workspace, "offload") == books->bytes());
       for (memory::Offloaded& tensor : away) tensor.drop();
       away.push_back(memory::offload(large, tier));
       CHECK(committed() == 16 * mib);  // reuses a slot
@@ -96,16 +96,16 @@ TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of
 
 TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was there as it is", "[cuda][offload]") {
   for (const memory::Device device : devices()) {
-    PinnedTier tier(device, 3 * mib);
+    memory::PinnedTier tier(device, 3 * mib);
     const Tensor t = zeros({static_cast<std::int64_t>(2 * mib)}, DType::u8, device);
     const auto write = [&](std::size_t bytes) {
       if (device.is_dry) return tier.write(nullptr, bytes);
-      const Pin pin(t);
-      const Ticket ticket = tier.write(pin.data(), bytes);
+      const memory::Pin pin(t);
+      const memory::Ticket ticket = tier.write(pin.data(), bytes);
       tier.wait(ticket);
       return ticket;
     };
-    const Ticket first = write(2 * mib);
+    const memory::Ticket first = write(2 * mib);
     CHECK(
         contains(refusal<Error>([&] { write(2 * mib); }), "within the capacity of 3145728, 2097152 of them are taken"));
     write(1 * mib);  // the last slab is the rest of the bound
@@ -115,7 +115,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
     write(2 * mib);
     CHECK(tier.statistics().live_bytes == 3 * mib);
   }
-  CHECK_THROWS_AS(PinnedMemory(cpu), DeviceError);
+  CHECK_THROWS_AS(memory::PinnedMemory(cpu), DeviceError);
   CHECK_THROWS_AS(pinned_ledger(dry(cpu)), DeviceError);
   CHECK(contains(refusal<Error>([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "give no folder"));
 }
@@ -171,8 +171,8 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   CHECK(report.keep_everything_bytes <= most);
   CHECK(plan.offloaded_bytes > 0);
   CHECK(plan.tier_bytes > plan.offloaded_bytes);
-  CHECK(plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] <
-        FileTier::workspace_bytes({}));  // the device's workspace holds nothing of the tiers
+  CHECK(plan.peak_by_category[static_cast<std::size_t>(memory::Category::workspace)] <
+        memory::FileTier::workspace_bytes({}));  // the device's workspace holds nothing of the tiers
   if (!has_cuda()) return;
   const nn::MakeRun planned = [&](memory::Device device) {
     auto run = report.run(device);

@@ -67,7 +67,7 @@ TEST_CASE("cuda: bytes go there and back as they are", "[cuda]") {
   CHECK(same_values(to_device(to_device(large, cuda()), cpu), large));
   CHECK_THROWS_AS(copy_into(large, to_device(large, cuda())), DeviceError);
   CHECK_THROWS_AS(to_device(Tensor::empty({2}, DType::f32, dry(cuda())), cuda()), DeviceError);
-  const Pin pin(to_device(large, cuda()));
+  const memory::Pin pin(to_device(large, cuda()));
   CHECK_THROWS_AS(pin.as<float>(), DeviceError);  // the host cannot read it
 }
 
@@ -270,7 +270,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
     for (std::size_t i = 0; i < 3; ++i) CHECK(there[i] == Approx(losses[i]).epsilon(1e-3));
     CHECK(there[0] != there[2]);
 
-    const std::vector<StepPlacement> plans = nn::plan_steps(cuda(), make);
+    const std::vector<memory::StepPlacement> plans = nn::plan_steps(cuda(), make);
     losses.clear();
     const nn::MemoryProfile placed = nn::profile_training(cuda(), make, 3, false, plans);
     CHECK(losses == there);
@@ -307,7 +307,7 @@ TEST_CASE("cuda: out of memory leaves everything as it was", "[cuda]") {
   const memory::Stack stack = memory::make_resource(cuda(), {.arena = {.capacity_bytes = std::size_t{4} << 20}});
   const ResourceScope scope(stack.top);
   const Tensor first = to_device(noise({500'000}), cuda());
-  const Arena::Statistics before = stack.arena->statistics();
+  const memory::Arena::Statistics before = stack.arena->statistics();
   CHECK_THROWS_AS(Tensor::empty({3'000'000}, DType::f32, cuda()), OutOfMemory);
   CHECK(stack.arena->statistics() == before);
   CHECK(same_values(to_device(first, cpu), noise({500'000})));
@@ -374,7 +374,7 @@ TEST_CASE("cuda: workspaces are functions of the arguments, in every build", "[c
 
 TEST_CASE("cuda: tensors go to the host's pinned memory and come back", "[cuda][offload]") {
   if (!has_cuda()) return;
-  const auto tier = std::make_shared<PinnedTier>(cuda(), std::size_t{1} << 20);
+  const auto tier = std::make_shared<memory::PinnedTier>(cuda(), std::size_t{1} << 20);
   const memory::Stack stack = memory::make_resource(cuda());
   const ResourceScope scope(stack.top);
   const Tensor expected = noise({50, 100});
@@ -398,16 +398,16 @@ TEST_CASE("cuda: tensors go to the host's pinned memory and come back", "[cuda][
 }
 
 TEST_CASE("cuda: a dry pinned tier counts as a real one does", "[cuda][offload]") {
-  PinnedTier tier(dry(cuda()), 2000);
-  const Ticket first = tier.write(nullptr, 700), second = tier.write(nullptr, 900);
+  memory::PinnedTier tier(dry(cuda()), 2000);
+  const memory::Ticket first = tier.write(nullptr, 700), second = tier.write(nullptr, 900);
   CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
   tier.drop(first);
-  const Ticket again = tier.write(nullptr, 600);  // in the same 1024 bytes
+  const memory::Ticket again = tier.write(nullptr, 600);  // in the same 1024 bytes
   tier.read(again, nullptr);
   tier.wait(second);
   CHECK(tier.statistics().committed_bytes == 2048);
   CHECK(tier.statistics().live_bytes == 1500);
   CHECK((tier.statistics().writes == 3 && tier.statistics().bytes_written == 2200));
   CHECK((tier.statistics().reads == 1 && tier.statistics().bytes_read == 600));
-  CHECK_THROWS_AS(PinnedTier(cpu, 1000), DeviceError);
+  CHECK_THROWS_AS(memory::PinnedTier(cpu, 1000), DeviceError);
 }

@@ -17,7 +17,7 @@ constexpr std::size_t granule = std::size_t{2} << 20, range = 8 * granule;
 
 /// Granules in which each word encodes its original place.
 struct Pages {
-  std::unique_ptr<Backing> backing = emulated::make_driver_backing();
+  std::unique_ptr<memory::Backing> backing = emulated::make_driver_backing();
   std::byte* base = backing->reserve(range);
 
   explicit Pages(std::size_t committed = 0) {
@@ -145,7 +145,7 @@ TEST_CASE("driver backing: a refused remap changes nothing", "[cuda][driver]") {
 TEST_CASE("driver backing: the device's time of moves is read when it is known", "[cuda][driver]") {
   {
     Pages pages(4);
-    Backing& backing = *pages.backing;
+    memory::Backing& backing = *pages.backing;
     backing.move(2 * granule, 0, granule, nullptr);  // outside a compaction
     CHECK(driver_books().events == 0);
     for (int i = 1; i <= 2; ++i) {
@@ -154,7 +154,7 @@ TEST_CASE("driver backing: the device's time of moves is read when it is known",
       backing.move(2 * granule, 0, granule, nullptr);
       backing.move(3 * granule, granule, granule, nullptr);
       backing.end_moves();
-      MoveTime time = backing.move_time();
+      memory::MoveTime time = backing.move_time();
       CHECK(time.unknown_moves == 1);
       CHECK(time.ms == i - 1);
       CHECK_FALSE(driver_books().has_pending_error);  // the next launch would throw it

@@ -47,7 +47,7 @@ Bytes bytes_of(const std::vector<Tensor>& tensors) {
   for (const Tensor& t : tensors) {
     if (!t.defined()) continue;
     const Tensor here = contiguous(to_device(t.detach(), cpu));
-    const Pin pin(here);
+    const memory::Pin pin(here);
     const auto* const data = static_cast<const std::uint8_t*>(pin.data());
     all.insert(all.end(), data, data + here.bytes());
   }
@@ -76,9 +76,9 @@ Bytes attention_of(DType dtype, std::int64_t queries, std::int64_t keys, std::in
   const ops::ScaledDotProductAttention op{is_causal, 0.2, 0.1, {11, 3, 5, 0x5eed5eedu}};
   ops::ScaledDotProductAttention::Saved saved;
   const Tensor out = op.forward(noise(of_queries, 1, dtype), noise(of_keys, 2, dtype), noise(of_keys, 3, dtype), mask,
-                                Needs(7), saved);
+                                ops::Needs(7), saved);
   const Tensor lse = saved.lse;
-  Gradients gradients = op.backward(std::move(saved), noise(of_queries, 4, dtype), Needs(7));
+  ops::Gradients gradients = op.backward(std::move(saved), noise(of_queries, 4, dtype), ops::Needs(7));
   return bytes_of({out, lse, gradients[0], gradients[1], gradients[2]});
 }
 

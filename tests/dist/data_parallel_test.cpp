@@ -34,7 +34,7 @@ using Bytes = std::vector<std::byte>;
 Bytes bytes_of(const Tensor& t) {
   const Tensor dense = contiguous(to_device(t.detach(), cpu));
   Bytes bytes(dense.bytes());
-  if (!bytes.empty()) std::memcpy(bytes.data(), Pin(dense).data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), memory::Pin(dense).data(), bytes.size());
   return bytes;
 }
 

@@ -38,7 +38,7 @@ struct Case {
 };
 
 struct Bytes {
-  CategoryBytes after_update{}, peaks{};
+  memory::CategoryBytes after_update{}, peaks{};
   std::size_t committed = 0;
   std::uint64_t sent = 0;
   std::int64_t parameters = 0, shard = 0, buckets = 0, tensors = 0;
@@ -62,13 +62,13 @@ Bytes train(const Case& c, dist::Communicator& ranks, memory::Device device) {
   options.micro_batches = c.micro_batches;
   options.micro_samples = 4;
   options.ranks = &watched;
-  const Tensor x = full({4, 96}, 0.5, c.dtype, device, Category::input);
+  const Tensor x = full({4, 96}, 0.5, c.dtype, device, memory::Category::input);
   for (int step = 0; step < 2; ++step) {
     nn::training_step(
         adam, [&](std::int64_t) { return net.loss(x); }, options);
   }
-  for (std::size_t k = 0; k < category_count; ++k)
-    bytes.peaks[k] = stack.ledger->max_allocated(static_cast<Category>(k));
+  for (std::size_t k = 0; k < memory::category_count; ++k)
+    bytes.peaks[k] = stack.ledger->max_allocated(static_cast<memory::Category>(k));
   bytes.committed = stack.arena->statistics().peak_committed_bytes;
   bytes.sent = ranks.volume().bytes_sent;
   bytes.parameters = net.parameter_count();
@@ -78,7 +78,9 @@ Bytes train(const Case& c, dist::Communicator& ranks, memory::Device device) {
   return bytes;
 }
 
-std::size_t at(const CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
+std::size_t at(const memory::CategoryBytes& bytes, memory::Category category) {
+  return bytes[static_cast<std::size_t>(category)];
+}
 
 }  // namespace
 
@@ -118,10 +120,10 @@ TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
         const Bytes bytes = train({DType::bf16, zero, 1, 0, 25 << 20}, *alone, dry(cpu));
         const auto p = static_cast<std::size_t>(bytes.parameters);
         const auto shard = static_cast<std::size_t>(zero == 0 ? bytes.parameters : bytes.shard);
-        CHECK(at(bytes.after_update, Category::parameter) == (zero < 3 ? 2 * p : 2 * shard));
-        CHECK(at(bytes.after_update, Category::gradient) == (zero < 2 ? 2 * p : 2 * shard));
-        CHECK(at(bytes.after_update, Category::optimizer) == 12 * shard);
-        CHECK(at(bytes.after_update, Category::communication) == 0);
+        CHECK(at(bytes.after_update, memory::Category::parameter) == (zero < 3 ? 2 * p : 2 * shard));
+        CHECK(at(bytes.after_update, memory::Category::gradient) == (zero < 2 ? 2 * p : 2 * shard));
+        CHECK(at(bytes.after_update, memory::Category::optimizer) == 12 * shard);
+        CHECK(at(bytes.after_update, memory::Category::communication) == 0);
         const std::int64_t cuts = zero < 3 ? bytes.buckets : bytes.tensors;
         CHECK(bytes.shard <= bytes.parameters / count + 1 + cuts * dist::shard_grain);
       }

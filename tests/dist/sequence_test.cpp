@@ -103,7 +103,7 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
   struct OfRank {
     Result own;
     std::uint64_t sent = 0;
-    Category of_whole = Category::communication;
+    memory::Category of_whole = memory::Category::communication;
   };
   const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
     const dist::Team team{parts, &ranks, true};
@@ -114,7 +114,7 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
   });
   std::vector<float> y, dx;
   for (const auto& [own, sent, of_whole] : all) {
-    CHECK(of_whole == Category::temporary);
+    CHECK(of_whole == memory::Category::temporary);
     y.insert(y.end(), own.y.begin(), own.y.end());
     dx.insert(dx.end(), own.dx.begin(), own.dx.end());
     // Two of each operator, each sends a rank's tokens to every other rank.

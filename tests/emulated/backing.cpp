@@ -21,7 +21,7 @@ constexpr std::size_t granule_bytes = std::size_t{2} << 20;
 constexpr std::size_t no_pages = ~std::size_t{0};
 std::atomic<std::size_t> committed_bytes{0};  // of all ranges
 
-class FileBacking final : public Backing {
+class FileBacking final : public memory::Backing {
  public:
   explicit FileBacking(memory::Device device)
       : device_(device), file_(memfd_create("thimble-emulated-device", MFD_CLOEXEC)) {}
@@ -81,7 +81,7 @@ class FileBacking final : public Backing {
     map(offset / granule_bytes, (offset + bytes) / granule_bytes);
   }
 
-  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
+  void move(std::size_t from, std::size_t to, std::size_t bytes, memory::Stream) noexcept override {
     const auto start = std::chrono::steady_clock::now();
     std::memmove(base_ + to, base_ + from, bytes);
     if (!is_timed_) return;
@@ -93,7 +93,7 @@ class FileBacking final : public Backing {
   // A move's time is known after the next wait for the device.
   void begin_moves() noexcept override { is_timed_ = true; }
   void end_moves() noexcept override { is_timed_ = false; }
-  MoveTime move_time() noexcept override {
+  memory::MoveTime move_time() noexcept override {
     if (count_of_waits() > waits_at_move_) known_ms_ += std::exchange(unknown_ms_, 0);
     return {known_ms_, unknown_ms_ > 0 ? std::size_t{1} : 0};
   }
@@ -103,14 +103,14 @@ class FileBacking final : public Backing {
   bool remap(std::size_t from, std::size_t to, std::size_t bytes) noexcept override {
     count_wait();
     const std::size_t source = from / granule_bytes, target = to / granule_bytes, count = bytes / granule_bytes;
-    move_granules(places_.begin(), source, target, count);
+    memory::move_granules(places_.begin(), source, target, count);
     if (map(target, source + count)) return true;
-    move_granules_back(places_.begin(), source, target, count);
+    memory::move_granules_back(places_.begin(), source, target, count);
     map(target, source + count);
     return false;
   }
 
-  void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
+  void fill(std::size_t offset, std::size_t bytes, std::byte value, memory::Stream) noexcept override {
     std::memset(base_ + offset, std::to_integer<int>(value), bytes);
   }
 
@@ -151,7 +151,7 @@ class FileBacking final : public Backing {
 
 }  // namespace backing_detail
 
-std::unique_ptr<Backing> make_backing(memory::Device device) {
+std::unique_ptr<memory::Backing> make_backing(memory::Device device) {
   return std::make_unique<backing_detail::FileBacking>(device);
 }
 

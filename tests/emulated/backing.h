@@ -12,7 +12,7 @@ namespace thimble::emulated {
 
 /// Pages with the alignment of a CUDA device, in a file in memory, so that a page can change its address: a granule is
 /// a range of the file.
-std::unique_ptr<Backing> make_backing(memory::Device device);
+std::unique_ptr<memory::Backing> make_backing(memory::Device device);
 
 /// 8 GiB in all, 256 MiB for a context, 64 MiB for libraries, and all live pages.
 kernels::DeviceMemory memory(memory::Device device);

@@ -150,7 +150,7 @@ std::uint64_t emulated::count_of_waits() noexcept { return emulated_detail::sync
 
 const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &emulated_detail::runtime;
 
-std::unique_ptr<Backing> make_cuda_backing(memory::Device device) {
+std::unique_ptr<memory::Backing> memory::make_cuda_backing(memory::Device device) {
   if (device.index != 0) throw DeviceError(to_string(device) + ": there is one emulated device, cuda:0");
   return emulated::make_backing(device);
 }

@@ -13,9 +13,9 @@
 #define make_cuda_backing make_backing_of_driver
 #include <thimble/memory/arena/backing.h>
 
-namespace thimble {
-std::unique_ptr<Backing> make_backing_of_driver(memory::Device device);
-}
+namespace thimble::memory {
+std::unique_ptr<Backing> make_backing_of_driver(Device device);
+}  // namespace thimble::memory
 #include "../../cuda/runtime/backing.cpp"
 #undef make_cuda_backing
 
@@ -150,7 +150,7 @@ emulated::DriverBooks& emulated::driver_books() {
   static DriverBooks books;
   return books;
 }
-std::unique_ptr<Backing> emulated::make_driver_backing() { return make_backing_of_driver(cuda()); }
+std::unique_ptr<memory::Backing> emulated::make_driver_backing() { return memory::make_backing_of_driver(cuda()); }
 
 }  // namespace thimble
 

@@ -9,7 +9,7 @@
 
 namespace thimble::emulated {
 
-std::unique_ptr<Backing> make_driver_backing();
+std::unique_ptr<memory::Backing> make_driver_backing();
 
 struct DriverBooks {
   int fail_at = 0;                 ///< the cuMemCreate, cuMemMap or cuMemSetAccess this many calls from now fails, once

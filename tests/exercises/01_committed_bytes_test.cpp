@@ -18,19 +18,21 @@ nn::MemoryProfile resnet(std::int64_t batch, const char* optimizer, memory::Devi
   return nn::profile_training(device, models::zero_batch_run(setup));
 }
 
-std::size_t of(const CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
+std::size_t of(const memory::CategoryBytes& bytes, memory::Category category) {
+  return bytes[static_cast<std::size_t>(category)];
+}
 
 }  // namespace
 
 TEST_CASE("exercise 1.1: which rows grow with the batch", "[exercise]") {
-  const CategoryBytes one = resnet(16, "momentum", dry(cpu)).peak_by_category;
-  const CategoryBytes two = resnet(32, "momentum", dry(cpu)).peak_by_category;
+  const memory::CategoryBytes one = resnet(16, "momentum", dry(cpu)).peak_by_category;
+  const memory::CategoryBytes two = resnet(32, "momentum", dry(cpu)).peak_by_category;
   // Parameters and optimizer state belong to the model, activations and the batch to the samples.
-  CHECK(of(two, Category::parameter) == of(one, Category::parameter));
-  CHECK(of(two, Category::optimizer) == of(one, Category::optimizer));
-  CHECK(of(two, Category::input) == 2 * of(one, Category::input));
-  const double growth =
-      static_cast<double>(of(two, Category::activation)) / static_cast<double>(of(one, Category::activation));
+  CHECK(of(two, memory::Category::parameter) == of(one, memory::Category::parameter));
+  CHECK(of(two, memory::Category::optimizer) == of(one, memory::Category::optimizer));
+  CHECK(of(two, memory::Category::input) == 2 * of(one, memory::Category::input));
+  const double growth = static_cast<double>(of(two, memory::Category::activation)) /
+                        static_cast<double>(of(one, memory::Category::activation));
   CHECK(growth > 1.8);
   CHECK(growth < 2.2);
 }
@@ -38,7 +40,7 @@ TEST_CASE("exercise 1.1: which rows grow with the batch", "[exercise]") {
 TEST_CASE("exercise 1.2: what an optimizer adds", "[exercise]") {
   // Per parameter, sgd keeps nothing, momentum one number, adam two, each of four bytes.
   const auto state = [](const char* optimizer) {
-    return of(resnet(16, optimizer, dry(cpu)).peak_by_category, Category::optimizer);
+    return of(resnet(16, optimizer, dry(cpu)).peak_by_category, memory::Category::optimizer);
   };
   const std::size_t parameters = 11'173'962;
   CHECK(state("sgd") == 0);

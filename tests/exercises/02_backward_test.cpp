@@ -15,7 +15,7 @@ using namespace thimble;
 namespace {
 
 /// Bytes of all results that the tape holds, without parameters and inputs.
-std::size_t held_bytes(const Tape& tape) { return tape.kept_bytes(Category::activation); }
+std::size_t held_bytes(const Tape& tape) { return tape.kept_bytes(memory::Category::activation); }
 
 /// y = x^3. Its slope 3 x^2 needs x, or y where the sign does not matter; x is cheaper to use.
 struct Cube {
@@ -32,13 +32,13 @@ struct Cube {
 
 Tensor input(const Shape& shape) {
   const Tensor t = randn(shape);
-  t.storage()->set_category(Category::input);
+  t.storage()->set_category(memory::Category::input);
   return t;
 }
 
 Tensor leaf(const Shape& shape) {
   Tensor t = randn(shape);
-  t.storage()->set_category(Category::parameter);
+  t.storage()->set_category(memory::Category::parameter);
   t.require_grad();
   return t;
 }

@@ -50,8 +50,8 @@ TEST_CASE("exercise 5.3: fewer bytes, the same bits", "[exercise]") {
     const GeneratorScope scope(generator);
     const Tensor x = randn({16, 32});
     Tensor v = randn({32, 32}), w = randn({32, 32});
-    x.storage()->set_category(Category::input);
-    for (const Tensor& t : {v, w}) t.storage()->set_category(Category::parameter);
+    x.storage()->set_category(memory::Category::input);
+    for (const Tensor& t : {v, w}) t.storage()->set_category(memory::Category::parameter);
     v.require_grad(), w.require_grad();
     const auto block = [&](const Tensor& t) { return matmul(relu(matmul(tanh(matmul(t, v)), w)), w); };
     Tape tape;

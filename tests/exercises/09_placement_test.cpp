@@ -79,7 +79,7 @@ TEST_CASE("exercise 9.3: a step without overlaps", "[exercise]") {
   models::Setup setup;
   setup.model = "char-gpt", setup.batch = 4;
   setup.sizes.layers = 2, setup.sizes.width = 64, setup.sizes.heads = 4, setup.sizes.sequence = 32;
-  const StepPlacement plan = nn::plan_steps(cpu, models::zero_batch_run(setup)).back();
+  const memory::StepPlacement plan = nn::plan_steps(cpu, models::zero_batch_run(setup)).back();
   REQUIRE(plan.buffers.size() > 50);
   std::size_t overlaps = 0, height = 0;
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {

@@ -59,7 +59,7 @@ TEST_CASE("exercise 11.3: when mixed precision saves 40 %", "[exercise]") {
     const auto bytes_of = [&](std::string_view policy) {
       const models::Theory theory = models::make_theory("gpt2", {}, nn::precision(policy));
       const models::ModelState state = theory.state(2);
-      return std::pair(static_cast<double>(theory.kept_bytes(Category::activation, batch)),
+      return std::pair(static_cast<double>(theory.kept_bytes(memory::Category::activation, batch)),
                        static_cast<double>(state.total() - state.gradients));
     };
     const auto [kept, rest] = bytes_of("O0");

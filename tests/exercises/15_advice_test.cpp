@@ -26,7 +26,7 @@ models::Setup gpt(std::int64_t batch) {
 TEST_CASE("exercise 15.1: when half is optimizer state", "[exercise]") {
   const auto share = [](std::int64_t batch) {
     const nn::MemoryProfile p = profile(gpt(batch));
-    return static_cast<double>(p.peak_by_category[static_cast<std::size_t>(Category::optimizer)]) /
+    return static_cast<double>(p.peak_by_category[static_cast<std::size_t>(memory::Category::optimizer)]) /
            static_cast<double>(p.peak_live_bytes);
   };
   // 86 MB of state: at a batch of 1 it is half, at 8 a fifth.
@@ -49,7 +49,7 @@ TEST_CASE("exercise 15.3: twice the sequence", "[exercise]") {
     models::ModelOptions sizes;
     sizes.sequence = sequence, sizes.dropout = 0, sizes.build = build;
     return static_cast<double>(
-        models::bytes_of(models::make_theory("gpt2", sizes).layers.at(0).kept, Category::activation, 1));
+        models::bytes_of(models::make_theory("gpt2", sizes).layers.at(0).kept, memory::Category::activation, 1));
   };
   CHECK(kept(2048, models::Build::fused) == 2 * kept(1024, models::Build::fused));
   CHECK(kept(2048, models::Build::textbook) > 2.9 * kept(1024, models::Build::textbook));

@@ -81,7 +81,7 @@ void on_every_unit(F&& f) {
 }
 
 std::vector<std::byte> bytes_of(const Tensor& t) {
-  const Pin pin(t);
+  const memory::Pin pin(t);
   const auto* const first = static_cast<const std::byte*>(pin.data());
   return {first, first + t.bytes()};
 }
@@ -162,7 +162,7 @@ TEST_CASE("fp8: what is not finite", "[fp8]") {
   // With block scales, only the block.
   Tensor wide = zeros({2, 256}, DType::f32);
   {
-    const WritePin pin(wide);
+    const memory::WritePin pin(wide);
     for (std::int64_t i = 0; i < 512; ++i) pin.as<float>()[i] = static_cast<float>(i % 9);
     pin.as<float>()[130] = infinity;
   }
@@ -274,7 +274,7 @@ TEST_CASE("fp8_linear: what is kept, and what a dry run says of it", "[fp8]") {
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope scope(stack.top);
         const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)),
-                     w = leaf(zeros({32, 64}, DType::bf16, device, Category::parameter));
+                     w = leaf(zeros({32, 64}, DType::bf16, device, memory::Category::parameter));
         const Fp8State state = make_fp8_state(4, device);
         Tape tape;
         Tensor y;
@@ -285,11 +285,12 @@ TEST_CASE("fp8_linear: what is kept, and what a dry run says of it", "[fp8]") {
         const std::size_t codes = 60 * 64, scale = format.scaling == Fp8Scaling::block ? 60 : 4;
         const std::size_t scales = format.scaling == Fp8Scaling::delayed ? 12 : 0;
         const std::size_t input = activation == Activation::none ? 0 : 60 * 32 * 2;
-        CHECK(stack.ledger->bytes(Category::activation) == codes + scale + scales + input);
+        CHECK(stack.ledger->bytes(memory::Category::activation) == codes + scale + scales + input);
         CHECK(tape.kept_bytes() == codes + scale + scales + input);
         tape.backward(y, full(y.shape(), 1, DType::bf16, device));
-        CHECK(stack.ledger->bytes(Category::activation) == 0);
-        for (const Category category : {Category::workspace, Category::temporary, Category::gradient}) {
+        CHECK(stack.ledger->bytes(memory::Category::activation) == 0);
+        for (const memory::Category category :
+             {memory::Category::workspace, memory::Category::temporary, memory::Category::gradient}) {
           live.push_back(stack.ledger->bytes(category));
           peak.push_back(stack.ledger->max_allocated(category));
         }

@@ -151,7 +151,7 @@ TEST_CASE("budget: steps that leave their plan are counted, and the first one en
   options.budget_bytes = 64 * budget_MiB;
   models::TrainOptions smaller = options;
   smaller.setup.batch /= 2;
-  const std::vector<StepPlacement> other = models::prepare_training(smaller).plan.placement;
+  const std::vector<memory::StepPlacement> other = models::prepare_training(smaller).plan.placement;
   for (const bool is_strict : {false, true}) {
     INFO("strict " << is_strict);
     options.is_strict = is_strict;

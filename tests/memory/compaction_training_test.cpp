@@ -16,7 +16,7 @@
 
 namespace {
 
-using thimble::Arena;
+using thimble::memory::Arena;
 using thimble::memory::Device;
 namespace memory = thimble::memory;
 

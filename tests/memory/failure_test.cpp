@@ -14,8 +14,8 @@
 
 namespace {
 
-using thimble::FailAt;
 using thimble::OutOfMemory;
+using thimble::memory::FailAt;
 using training_failure::check_step;
 using training_failure::is_clean;
 namespace memory = thimble::memory;
@@ -37,8 +37,8 @@ TEST_CASE("failure: one request fails, once", "[failure][memory]") {
   CHECK(fail->has_failed());
   CHECK(stack.ledger->bytes() == 10);
   thimble::memory::Block* const b = fail->allocate({.bytes = 20});
-  fail->relabel(b, thimble::Category::input);
-  CHECK(stack.ledger->bytes(thimble::Category::input) == 20);
+  fail->relabel(b, thimble::memory::Category::input);
+  CHECK(stack.ledger->bytes(thimble::memory::Category::input) == 20);
   CHECK(fail->request_count() == 3);
   fail->arm(1);
   CHECK_THROWS_AS(fail->allocate({.bytes = 1}), OutOfMemory);

@@ -16,17 +16,17 @@
 
 namespace {
 
-using thimble::Arena;
-using thimble::Backing;
-using thimble::Category;
 using thimble::OutOfMemory;
+using thimble::memory::Arena;
+using thimble::memory::Backing;
 using thimble::memory::Block;
+using thimble::memory::Category;
 using thimble::memory::Device;
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
 std::unique_ptr<Arena> make_arena(Device device, Arena::Options options = {}) {
-  return std::make_unique<Arena>(thimble::make_backing(device), options);
+  return std::make_unique<Arena>(thimble::memory::make_backing(device), options);
 }
 
 /// Counts pages like a dry backing, tracks which granules have pages, and refuses on demand.
@@ -37,7 +37,7 @@ class RefusingBacking final : public Backing {
     int commits_until_refusal = -1;  // -1 never refuses
     bool is_misused = false;         // a granule was committed twice, or returned without pages
   };
-  explicit RefusingBacking(State& state) : state_(state), dry_(thimble::make_dry_backing(thimble::cpu)) {}
+  explicit RefusingBacking(State& state) : state_(state), dry_(thimble::memory::make_dry_backing(thimble::cpu)) {}
 
   Device device() const noexcept override { return dry_->device(); }
   std::size_t granule() const noexcept override { return dry_->granule(); }
@@ -56,8 +56,8 @@ class RefusingBacking final : public Backing {
       if (state_.granules.erase(at / granule()) == 0) state_.is_misused = true;
     }
   }
-  void move(std::size_t, std::size_t, std::size_t, thimble::Stream) noexcept override {}
-  void fill(std::size_t, std::size_t, std::byte, thimble::Stream) noexcept override {}
+  void move(std::size_t, std::size_t, std::size_t, thimble::memory::Stream) noexcept override {}
+  void fill(std::size_t, std::size_t, std::byte, thimble::memory::Stream) noexcept override {}
 
  private:
   State& state_;
@@ -314,7 +314,7 @@ TEST_CASE("memory arena: a dry arena gives the offsets and figures of a real one
   std::size_t differences = 0, refusals = 0;
   for (int i = 0; i < 20000; ++i) {
     if (random() % 100 < 53 || live.empty()) {
-      const thimble::Request request{.bytes = 1 + random() % (random() % 8 == 0 ? 4 * MiB : 50000)};
+      const thimble::memory::Request request{.bytes = 1 + random() % (random() % 8 == 0 ? 4 * MiB : 50000)};
       Block* a = nullptr;
       Block* b = nullptr;
       try {

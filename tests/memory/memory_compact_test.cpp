@@ -17,13 +17,13 @@
 
 namespace {
 
-using thimble::Arena;
-using thimble::Backing;
-using thimble::CompactionWindow;
 using thimble::OutOfMemory;
-using thimble::Tlsf;
+using thimble::memory::Arena;
+using thimble::memory::Backing;
 using thimble::memory::Block;
+using thimble::memory::CompactionWindow;
 using thimble::memory::Device;
+using thimble::memory::Tlsf;
 
 constexpr std::size_t compact_MiB = std::size_t{1} << 20;
 constexpr std::size_t compact_unit = 64;
@@ -47,7 +47,7 @@ class Layout {
  public:
   Layout(Device device, const std::string& picture, Arena::Options options = {}) {
     options.capacity_bytes = 2 * compact_MiB;
-    arena = std::make_unique<Arena>(thimble::make_backing(device), options);
+    arena = std::make_unique<Arena>(thimble::memory::make_backing(device), options);
     units_ = picture.size();
     std::vector<Block*> holes;
     for (std::size_t i = 0, end = 0; i < units_; i = end) {
@@ -189,7 +189,8 @@ TEST_CASE("memory compact: no other window moves fewer bytes", "[memory][compact
       }
     }
     for (std::size_t units = 1; units < 400; units += 7) {
-      const CompactionWindow window = thimble::cheapest_window(spans, nullptr, units * compact_unit, compact_unit);
+      const CompactionWindow window =
+          thimble::memory::cheapest_window(spans, nullptr, units * compact_unit, compact_unit);
       const std::size_t fewest = fewest_bytes(spans, units * compact_unit);
       if (window.is_found() != (fewest != std::numeric_limits<std::size_t>::max())) ++differences;
       if (window.is_found() && window.bytes != fewest) ++differences;
@@ -208,7 +209,7 @@ TEST_CASE("memory compact: no other window moves fewer bytes", "[memory][compact
         while (end < is_used.size() && !is_used[end]) ++end;
         largest = std::max(largest, end - begin);
       }
-      const std::size_t found = thimble::bytes_after_sliding_all(spans, alignment * compact_unit);
+      const std::size_t found = thimble::memory::bytes_after_sliding_all(spans, alignment * compact_unit);
       differences += found == largest * compact_unit ? 0 : 1;
     }
     for (Tlsf::Span* span = spans.first(); span != nullptr; span = span->next) span->pins = 0;
@@ -278,7 +279,7 @@ TEST_CASE("memory compact: alignment is kept", "[memory][compact]") {
   for (const Device device : {thimble::cpu, thimble::dry(thimble::cuda())}) {
     INFO(to_string(device));
     const Arena::Options options{.capacity_bytes = 4 * compact_MiB};
-    Arena arena(thimble::make_backing(device), options);
+    Arena arena(thimble::memory::make_backing(device), options);
     std::mt19937 random(3);
     std::size_t errors = 0, refusals = 0;
     struct Live {
@@ -337,11 +338,11 @@ TEST_CASE("memory compact: while frozen nothing is moved, however full it is", "
 
 namespace {
 
-using thimble::Arena;
-using thimble::Backing;
-using thimble::CompactionWindow;
 using thimble::OutOfMemory;
+using thimble::memory::Arena;
+using thimble::memory::Backing;
 using thimble::memory::Block;
+using thimble::memory::CompactionWindow;
 using thimble::memory::Device;
 
 /// Counts pages over host memory, and refuses them while told to.
@@ -356,16 +357,16 @@ class ShortBacking final : public Backing {
     return refuses_ ? std::errc::not_enough_memory : real_->commit(offset, bytes);
   }
   void decommit(std::size_t offset, std::size_t bytes) noexcept override { real_->decommit(offset, bytes); }
-  void move(std::size_t from, std::size_t to, std::size_t bytes, thimble::Stream stream) noexcept override {
+  void move(std::size_t from, std::size_t to, std::size_t bytes, thimble::memory::Stream stream) noexcept override {
     real_->move(from, to, bytes, stream);
   }
-  void fill(std::size_t offset, std::size_t bytes, std::byte value, thimble::Stream stream) noexcept override {
+  void fill(std::size_t offset, std::size_t bytes, std::byte value, thimble::memory::Stream stream) noexcept override {
     real_->fill(offset, bytes, value, stream);
   }
 
  private:
   const bool& refuses_;
-  std::unique_ptr<Backing> real_ = thimble::make_cpu_backing();
+  std::unique_ptr<Backing> real_ = thimble::memory::make_cpu_backing();
 };
 
 }  // namespace
@@ -380,7 +381,7 @@ TEST_CASE("memory compact: the whole granules of a slide, and where pages end af
         for (std::size_t g = 10; g-- > 0;) {
           if ((from - to) % granule == 0 && g * granule >= from && (g + 1) * granule <= from + size) first = g, ++count;
         }
-        const thimble::PageMove move = thimble::page_move(from, to, size, granule);
+        const thimble::memory::PageMove move = thimble::memory::page_move(from, to, size, granule);
         const std::size_t distance = count > 0 ? (from - to) / granule : 0;
         if (move.first != first || move.count != count || move.distance != distance) FAIL_CHECK(from << to << size);
       }
@@ -392,7 +393,7 @@ TEST_CASE("memory compact: the whole granules of a slide, and where pages end af
         const unsigned moved = ((1u << count) - 1) << from;
         if ((bits & moved) != moved) continue;  // a block has pages
         for (std::size_t to = 0; to < from; ++to) {
-          thimble::PageMap map{granule, std::vector<std::uint8_t>(granules), 0};
+          thimble::memory::PageMap map{granule, std::vector<std::uint8_t>(granules), 0};
           for (std::size_t g = 0; g < granules; ++g) map.has_pages[g] = bits >> g & 1;
           map.extend_solid();
           map.remap(from, to, count);
@@ -405,7 +406,7 @@ TEST_CASE("memory compact: the whole granules of a slide, and where pages end af
 }
 
 TEST_CASE("memory compact: holes without pages are given some", "[memory][compact]") {
-  Arena arena(thimble::make_cpu_backing(), {.capacity_bytes = 32 * compact_MiB});
+  Arena arena(thimble::memory::make_cpu_backing(), {.capacity_bytes = 32 * compact_MiB});
   std::vector<Block*> blocks;
   for (int i = 0; i < 8; ++i) {
     blocks.push_back(arena.allocate({.bytes = 4 * compact_MiB}));

@@ -23,18 +23,18 @@
 
 namespace {
 
-using thimble::Arena;
-using thimble::Category;
-using thimble::CategoryBytes;
-using thimble::Ledger;
 using thimble::OutOfMemory;
 using thimble::PathId;
+using thimble::memory::Arena;
 using thimble::memory::Block;
+using thimble::memory::Category;
+using thimble::memory::CategoryBytes;
+using thimble::memory::Ledger;
 
-constexpr std::size_t ledger_category_count = thimble::category_count;
+constexpr std::size_t ledger_category_count = thimble::memory::category_count;
 
 std::shared_ptr<Arena> dry_arena(Arena::Options options = {}) {
-  return std::make_shared<Arena>(thimble::make_dry_backing(thimble::cpu), options);
+  return std::make_shared<Arena>(thimble::memory::make_dry_backing(thimble::cpu), options);
 }
 
 /// Interns a dotted path.
@@ -216,7 +216,7 @@ TEST_CASE("memory ledger: out of memory carries the categories", "[memory][ledge
 
 TEST_CASE("memory limit: refuses above the limit and serves again below it", "[memory][limit]") {
   const auto arena = dry_arena();
-  const auto limit = std::make_shared<thimble::Limit>(arena, 1000);
+  const auto limit = std::make_shared<thimble::memory::Limit>(arena, 1000);
   const auto ledger = std::make_shared<Ledger>(limit);
   ledger->deallocate(ledger->allocate({.bytes = 700}), nullptr);
   Block* const a = ledger->allocate({.bytes = 600, .category = Category::gradient});
@@ -251,7 +251,8 @@ TEST_CASE("memory limit: refuses above the limit and serves again below it", "[m
 }
 
 TEST_CASE("memory limit: what upstream refuses is not counted", "[memory][limit]") {
-  const auto limit = std::make_shared<thimble::Limit>(dry_arena({.capacity_bytes = 2 << 20}), std::size_t{1} << 40);
+  const auto limit =
+      std::make_shared<thimble::memory::Limit>(dry_arena({.capacity_bytes = 2 << 20}), std::size_t{1} << 40);
   CHECK_THROWS_AS(limit->allocate({.bytes = 3 << 20}), OutOfMemory);
   CHECK(limit->live_bytes() == 0);
 }

@@ -14,20 +14,20 @@
 
 namespace {
 
-using thimble::ResourceLock;
 using thimble::memory::Block;
+using thimble::memory::ResourceLock;
 
 /// A user's resource: one block, no lock, no arena.
 class OneBlock final : public thimble::memory::Resource {
  public:
-  Block* allocate(const thimble::Request& request) override {
+  Block* allocate(const thimble::memory::Request& request) override {
     block_.bytes = request.bytes;
     block_.category = request.category;
     block_.path = request.path;
     return &block_;
   }
-  void deallocate(Block*, thimble::Stream) noexcept override { ++frees; }
-  void relabel(Block* block, thimble::Category category) noexcept override { block->category = category; }
+  void deallocate(Block*, thimble::memory::Stream) noexcept override { ++frees; }
+  void relabel(Block* block, thimble::memory::Category category) noexcept override { block->category = category; }
   thimble::memory::Device device() const noexcept override { return thimble::cpu; }
 
   int frees = 0;
@@ -72,19 +72,19 @@ TEST_CASE("memory lock: who comes later waits until the holder is outside", "[me
 }
 
 TEST_CASE("memory lock: a stack shares one, a resource without a lock is given one", "[memory][lock]") {
-  const auto arena = std::make_shared<thimble::Arena>(thimble::make_dry_backing(thimble::cpu));
-  const auto inner = std::make_shared<thimble::Ledger>(arena);
-  const auto outer = std::make_shared<thimble::Ledger>(inner);
+  const auto arena = std::make_shared<thimble::memory::Arena>(thimble::memory::make_dry_backing(thimble::cpu));
+  const auto inner = std::make_shared<thimble::memory::Ledger>(arena);
+  const auto outer = std::make_shared<thimble::memory::Ledger>(inner);
   CHECK(inner->lock() == arena->lock());
   CHECK(outer->lock() == arena->lock());
 
   const auto own = std::make_shared<OneBlock>();
-  const auto ledger = std::make_shared<thimble::Ledger>(own);
+  const auto ledger = std::make_shared<thimble::memory::Ledger>(own);
   REQUIRE(ledger->lock() != nullptr);
-  Block* const block = ledger->allocate({.bytes = 12, .category = thimble::Category::input});
-  CHECK(ledger->bytes(thimble::Category::input) == 12);
-  ledger->relabel(block, thimble::Category::workspace);
-  CHECK(ledger->bytes(thimble::Category::workspace) == 12);
+  Block* const block = ledger->allocate({.bytes = 12, .category = thimble::memory::Category::input});
+  CHECK(ledger->bytes(thimble::memory::Category::input) == 12);
+  ledger->relabel(block, thimble::memory::Category::workspace);
+  CHECK(ledger->bytes(thimble::memory::Category::workspace) == 12);
   ledger->deallocate(block, nullptr);
   ledger->deallocate(nullptr, nullptr);
   CHECK(ledger->bytes() == 0);

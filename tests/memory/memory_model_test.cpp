@@ -13,8 +13,8 @@
 
 namespace {
 
-using thimble::Arena;
 using thimble::OutOfMemory;
+using thimble::memory::Arena;
 using thimble::memory::Block;
 using thimble::memory::Device;
 
@@ -40,7 +40,7 @@ class ArenaModel {
  public:
   ArenaModel(const ArenaRow& row, std::uint32_t seed)
       : row_(row),
-        arena_(thimble::make_backing(row.device),
+        arena_(thimble::memory::make_backing(row.device),
                {.capacity_bytes = row.capacity, .poison = true, .compaction = row.compaction}),
         unit_(row.device.is_cuda() ? 512 : 64),
         random_(seed) {}

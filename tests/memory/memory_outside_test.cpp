@@ -73,7 +73,7 @@ TEST_CASE("outside: each tier has its threads, and files their staging buffer", 
     const bool has_budget = bits & 16, has_files = bits & 1;
     const memory::OutsideFacts facts = models::outside_facts(setup, has_budget, has_files, 5, 7);
     const int tiers = std::popcount(bits & 7) + ((bits & 24) == 24 ? 1 : 0);  // plans with a budget have one, too
-    CHECK(facts.tier_threads == tiers * FileTier::Options().workers);
+    CHECK(facts.tier_threads == tiers * memory::FileTier::Options().workers);
     CHECK((facts.nodes == 5 && facts.data == 7 && facts.staging == (has_files ? nn::file_staging_bytes : 0)));
   }
 }

@@ -23,7 +23,7 @@ TEST_CASE("memory pin: a Pin holds a tensor's block, the others go around it", "
   const thimble::Tensor c = thimble::full({16}, 3), d = thimble::full({16}, 4);
   a = thimble::Tensor();
   {
-    const thimble::Pin pin(c), again(c.detach());
+    const thimble::memory::Pin pin(c), again(c.detach());
     const auto* const at = pin.as<float>();
     CHECK(stack.arena->compact() == 64);  // moves b; c stops d
     CHECK(pin.as<float>() == at);
@@ -34,7 +34,7 @@ TEST_CASE("memory pin: a Pin holds a tensor's block, the others go around it", "
   CHECK(stack.arena->compact() == 128);
   CHECK(thimble::to_host<float>(c) == std::vector<float>(16, 3));
   CHECK(thimble::to_host<float>(d) == std::vector<float>(16, 4));
-  const thimble::Pin none(thimble::Tensor::empty({0}));
+  const thimble::memory::Pin none(thimble::Tensor::empty({0}));
   CHECK(none.data() == nullptr);
 }
 
@@ -59,7 +59,7 @@ TEST_CASE("memory pin: launches and compactions of many threads", "[memory][pin]
           return true;
         };
         if (random() % 16 == 0) {
-          const thimble::Pin pin(t);
+          const thimble::memory::Pin pin(t);
           const float* const values = pin.as<float>();
           std::this_thread::yield();
           if (!is_right(values) || pin.as<float>() != values) ++errors;
@@ -88,14 +88,14 @@ TEST_CASE("memory pin: launches and compactions of many threads", "[memory][pin]
 }
 
 TEST_CASE("memory pin: how fast blocks are moved", "[.benchmark]") {
-  using thimble::Arena;
+  using thimble::memory::Arena;
   using thimble::memory::Block;
   constexpr std::size_t MiB = std::size_t{1} << 20;
   for (const std::size_t bytes : {std::size_t{4} << 10, std::size_t{512} << 10, std::size_t{8} << 20}) {
     double best = 1e300;
     std::size_t moved = 0;
     for (int repeat = 0; repeat < 20; ++repeat) {
-      Arena arena(thimble::make_cpu_backing());
+      Arena arena(thimble::memory::make_cpu_backing());
       std::vector<Block*> blocks;
       for (std::size_t at = 0; at < 64 * MiB; at += bytes) blocks.push_back(arena.allocate({.bytes = bytes}));
       for (std::size_t i = 0; i < blocks.size(); i += 2) arena.deallocate(std::exchange(blocks[i], nullptr), nullptr);

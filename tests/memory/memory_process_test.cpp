@@ -22,8 +22,8 @@
 
 namespace {
 
-using thimble::Arena;
 using thimble::OutOfMemory;
+using thimble::memory::Arena;
 using thimble::memory::Block;
 namespace process = thimble::process;
 
@@ -182,7 +182,7 @@ TEST_CASE("memory process: a steady state calls no allocator", "[memory][process
         stack.top->deallocate(slot, nullptr);
         slot = nullptr;
         slot = stack.top->allocate({.bytes = 1 + random() % 20000, .path = paths[random() % 3]});
-        stack.top->relabel(slot, thimble::Category::activation);
+        stack.top->relabel(slot, thimble::memory::Category::activation);
       }
       for (Block*& slot : live) {
         stack.top->deallocate(slot, nullptr);

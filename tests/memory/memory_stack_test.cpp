@@ -25,8 +25,8 @@
 
 namespace {
 
-using thimble::Category;
 using thimble::memory::Block;
+using thimble::memory::Category;
 using thimble::memory::Device;
 namespace memory = thimble::memory;
 
@@ -172,8 +172,10 @@ class AllocationTimes {
 /// malloc behind the same interface, for comparison.
 class MallocResource final : public thimble::memory::Resource {
  public:
-  Block* allocate(const thimble::Request& request) override { return static_cast<Block*>(std::malloc(request.bytes)); }
-  void deallocate(Block* block, thimble::Stream) noexcept override { std::free(block); }
+  Block* allocate(const thimble::memory::Request& request) override {
+    return static_cast<Block*>(std::malloc(request.bytes));
+  }
+  void deallocate(Block* block, thimble::memory::Stream) noexcept override { std::free(block); }
   void relabel(Block*, Category) noexcept override {}
   Device device() const noexcept override { return thimble::cpu; }
 };
@@ -204,7 +206,7 @@ TEST_CASE("memory stack: a steady state takes no page fault and commits nothing"
     times.drain();
   };
   for (int i = 0; i < 8; ++i) all();
-  const thimble::Arena::Statistics before = stack.arena->statistics();
+  const thimble::memory::Arena::Statistics before = stack.arena->statistics();
   const long faults = page_faults();
   all();
   CHECK(page_faults() == faults);

@@ -9,7 +9,7 @@
 
 namespace {
 
-using thimble::Tlsf;
+using thimble::memory::Tlsf;
 
 constexpr std::size_t tlsf_unit = 64;
 

@@ -11,15 +11,15 @@
 
 namespace {
 
-using thimble::Arena;
-using thimble::Category;
+using thimble::memory::Arena;
 using thimble::memory::Block;
+using thimble::memory::Category;
 using thimble::memory::Trace;
 using Action = thimble::memory::Trace::Action;
 
 std::shared_ptr<Trace> trace_on(thimble::memory::Device device, std::size_t capacity_bytes = 0) {
   return std::make_shared<Trace>(
-      std::make_shared<Arena>(thimble::make_backing(device), Arena::Options{.capacity_bytes = capacity_bytes}));
+      std::make_shared<Arena>(thimble::memory::make_backing(device), Arena::Options{.capacity_bytes = capacity_bytes}));
 }
 
 /// A fixed little program: two blocks, a relabel, a refusal, frees in the other order.
@@ -59,7 +59,7 @@ TEST_CASE("memory trace: records every event that succeeded, in order", "[memory
   CHECK(at(2, Category::temporary) == 0);
   CHECK(at(2, Category::activation) == 200);
   CHECK(at(4, Category::gradient) == 50);
-  CHECK(line.back() == thimble::CategoryBytes{});
+  CHECK(line.back() == thimble::memory::CategoryBytes{});
 
   // A second relabel, and the free after it, subtract from the first relabel's category.
   const auto twice = timeline(std::vector<Trace::Event>{{Action::allocate, Category::temporary, 0, 64, 0, 10},
@@ -68,7 +68,7 @@ TEST_CASE("memory trace: records every event that succeeded, in order", "[memory
                                                         {Action::free, Category::gradient, 0, 0, 0, 10}});
   CHECK(twice[2][static_cast<std::size_t>(Category::activation)] == 0);
   CHECK(twice[2][static_cast<std::size_t>(Category::gradient)] == 10);
-  CHECK(twice[3] == thimble::CategoryBytes{});
+  CHECK(twice[3] == thimble::memory::CategoryBytes{});
 
   const auto spans = lifetimes(trace->events());
   REQUIRE(spans.size() == 3);
@@ -108,7 +108,7 @@ TEST_CASE("memory trace: restart begins with the blocks that live", "[memory][tr
 }
 
 TEST_CASE("memory trace: the timeline's largest sum is the arena's peak", "[memory][trace]") {
-  const auto arena = std::make_shared<Arena>(thimble::make_dry_backing(thimble::cpu));
+  const auto arena = std::make_shared<Arena>(thimble::memory::make_dry_backing(thimble::cpu));
   Trace trace(arena);
   std::mt19937 random(9);
   std::vector<Block*> live;

@@ -55,7 +55,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
     INFO("a capacity");
     auto options = options_at(folder);
     options.capacity_bytes = 60000;
-    const auto tier = std::make_shared<FileTier>(cpu, options);
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options);
     Offloaded first = offload(small, tier);
     const auto before = counts(tier->statistics());
     const std::string message = files_test::file_error([&] { offload(large, tier); });
@@ -68,13 +68,13 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   }
   {
     INFO("a capacity that is just enough");
-    FileTier tier(dry(cpu), {.folder = "/nowhere", .capacity_bytes = 8192});
+    memory::FileTier tier(dry(cpu), {.folder = "/nowhere", .capacity_bytes = 8192});
     CHECK_NOTHROW(tier.write(nullptr, 5000));  // takes a slot of 8192
     CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
   }
   {
     INFO("the system says no when the slot is taken");
-    const auto tier = std::make_shared<FileTier>(cpu, options_at(folder));
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder));
     const FileSizeLimit limit(50000);
     Offloaded first = offload(small, tier);
     const std::string message = files_test::file_error([&] { offload(large, tier); });
@@ -84,7 +84,7 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
   }
   {
     INFO("the system says no while bytes are written");
-    const auto tier = std::make_shared<FileTier>(cpu, options_at(folder));
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder));
     offload(large, tier).drop();  // the slot exists
     Offloaded away;
     {
@@ -106,10 +106,10 @@ TEST_CASE("offload: a full disk is an error that changes nothing", "[memory][off
 TEST_CASE("offload: reading bytes whose write failed is an error", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;
-  FileTier tier(cpu, options_at(folder));
+  memory::FileTier tier(cpu, options_at(folder));
   std::vector<std::byte> bytes(100000);
   tier.drop(tier.write(bytes.data(), bytes.size()));  // the slot exists
-  Ticket ticket = 0;
+  memory::Ticket ticket = 0;
   {
     const FileSizeLimit limit(0);
     ticket = tier.write(bytes.data(), bytes.size());
@@ -126,7 +126,7 @@ TEST_CASE("offload: no memory for what comes back is an error that can be tried 
   limited.limit_bytes = 200000;
   const memory::Stack stack = memory::make_resource(cpu, limited);
   const ResourceScope on(stack.top);
-  const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 4096, 1));
+  const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder, 4096, 1));
   Tensor t = pattern({100000}, DType::u8, 1);
   const Bytes expected = bytes_of(t);
   Offloaded away = offload(std::move(t), tier);
@@ -142,7 +142,7 @@ TEST_CASE("offload: no memory for what comes back is an error that can be tried 
 
 TEST_CASE("offload: what is refused, and why", "[memory][offload]") {
   const auto refusal = [](const std::string& at) {
-    return files_test::file_error([&] { FileTier(cpu, options_at(at)); });
+    return files_test::file_error([&] { memory::FileTier(cpu, options_at(at)); });
   };
   struct statfs shared_memory {};
   constexpr auto tmpfs = 0x01021994;  // in a chroot it may be a plain folder
@@ -158,10 +158,10 @@ TEST_CASE("offload: what is refused, and why", "[memory][offload]") {
   for (const auto& [chunk, workers] :
        {std::pair<std::size_t, int>{0, 1}, {4095, 1}, {4096, 0}, {4096, -1}, {4096, 17}}) {
     INFO(chunk << " " << workers);
-    CHECK_THROWS_AS(FileTier(dry(cpu), options_at("", chunk, workers)), ValueError);
+    CHECK_THROWS_AS(memory::FileTier(dry(cpu), options_at("", chunk, workers)), ValueError);
   }
-  CHECK_NOTHROW(FileTier(dry(cpu), options_at("", 4096, 16)));
-  const auto tier = std::make_shared<FileTier>(dry(cpu));
+  CHECK_NOTHROW(memory::FileTier(dry(cpu), options_at("", 4096, 16)));
+  const auto tier = std::make_shared<memory::FileTier>(dry(cpu));
   const Tensor t = zeros({3}, DType::f32, dry(cpu));
   CHECK_THROWS_AS(offload(Tensor(), tier), ShapeError);
   CHECK_THROWS_AS(offload(t, nullptr), ValueError);

@@ -29,7 +29,7 @@ TEST_CASE("offload: what comes back is what went, in every dtype and size", "[me
   // Around the alignment (4096) and the chunk (16384), and large sizes that both workers share.
   const std::vector<std::int64_t> sizes{0, 1, 7, 4095, 4096, 4097, 16383, 16384, 16385, 50001, 1500000};
   for (const int workers : {1, 3}) {
-    const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 16384, workers));
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder, 16384, workers));
     for (int d = 0; d < dtype_count; ++d) {
       const auto dtype = static_cast<DType>(d);
       INFO(to_string(dtype) << ", " << workers << " workers");
@@ -60,7 +60,7 @@ TEST_CASE("offload: what comes back is what went, in every dtype and size", "[me
 TEST_CASE("offload: any order of complete, prefetch, fetch and drop", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;
-  const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 4096));
+  const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder, 4096));
   std::vector<Bytes> expected(40);
   std::vector<Offloaded> away(40);
   std::uint32_t random = 7;
@@ -101,10 +101,10 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope on(stack.top);
   const auto options = options_at(folder);
-  const auto tier = std::make_shared<FileTier>(cpu, options);
-  const std::size_t own = FileTier::workspace_bytes(options);
+  const auto tier = std::make_shared<memory::FileTier>(cpu, options);
+  const std::size_t own = memory::FileTier::workspace_bytes(options);
   CHECK(stack.ledger->bytes() == own);
-  CHECK(stack.ledger->bytes(Category::workspace, "offload") == own);
+  CHECK(stack.ledger->bytes(memory::Category::workspace, "offload") == own);
 
   const Tensor whole = pattern({20, 30, 4}, DType::f32, 1);
   struct Row {
@@ -128,7 +128,7 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
   const std::size_t before = stack.ledger->bytes();
   {
     const PathScope path("block3");
-    Tensor t = pattern({1000}, DType::f32, 2, Category::optimizer);
+    Tensor t = pattern({1000}, DType::f32, 2, memory::Category::optimizer);
     t.require_grad();
     Offloaded away = offload(std::move(t), tier);
     CHECK(stack.ledger->bytes() == before + 4000);
@@ -136,23 +136,23 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
     CHECK(stack.ledger->bytes() == before);
     const PathScope elsewhere("elsewhere");
     away.prefetch();
-    CHECK(stack.ledger->bytes(Category::optimizer, "block3") == 4000);
+    CHECK(stack.ledger->bytes(memory::Category::optimizer, "block3") == 4000);
     const Tensor back = away.fetch();
     CHECK_FALSE(back.requires_grad());
     CHECK(back.is_unshared());
-    CHECK(stack.ledger->bytes(Category::optimizer, "block3") == 4000);
+    CHECK(stack.ledger->bytes(memory::Category::optimizer, "block3") == 4000);
   }
   {
-    Tensor t = pattern({1000}, DType::f32, 2, Category::activation);
+    Tensor t = pattern({1000}, DType::f32, 2, memory::Category::activation);
     t.storage()->hold_for_backward();
-    const std::size_t temporary = stack.ledger->bytes(Category::temporary);
+    const std::size_t temporary = stack.ledger->bytes(memory::Category::temporary);
     Offloaded away = offload(t, tier);
     t.storage()->release_from_backward();
     t = Tensor();
     away.complete();
     away.prefetch();
     const Tensor back = away.fetch();
-    CHECK(stack.ledger->bytes(Category::temporary) == temporary + 4000);  // no longer an activation
+    CHECK(stack.ledger->bytes(memory::Category::temporary) == temporary + 4000);  // no longer an activation
     CHECK_FALSE(back.storage()->is_held_for_backward());
   }
   Tensor scaled = pattern({6}, DType::i8, 3);
@@ -182,7 +182,7 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
     const ResourceScope on(outcome.stack.top);
     auto options = options_at(device.is_dry ? "/nowhere" : folder);  // a dry tier ignores the folder
     options.capacity_bytes = 400000;
-    const auto tier = std::make_shared<FileTier>(device, options);
+    const auto tier = std::make_shared<memory::FileTier>(device, options);
     for (int step = 0; step < 3; ++step) {
       std::vector<Offloaded> away;
       for (const std::int64_t n : {5000, 1, 70000, 0, 5000, 12000, 40000}) {
@@ -210,7 +210,8 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
   const Outcome real = run(cpu), imagined = run(dry(cpu));
   CHECK(real.stack.trace->events().size() > 40);
   CHECK(*real.stack.trace == *imagined.stack.trace);
-  const Arena::Statistics measured = real.stack.arena->statistics(), predicted = imagined.stack.arena->statistics();
+  const memory::Arena::Statistics measured = real.stack.arena->statistics(),
+                                  predicted = imagined.stack.arena->statistics();
   CHECK(measured.peak_committed_bytes == predicted.peak_committed_bytes);
   CHECK(measured.peak_height_bytes == predicted.peak_height_bytes);
   CHECK(measured.allocation_count == predicted.allocation_count);
@@ -228,7 +229,7 @@ TEST_CASE("offload: the file stops growing, and stays without a name", "[memory]
   const std::filesystem::path home = std::filesystem::path(disk_folder()) / "thimble-offload-test";
   std::filesystem::create_directory(home);
   {
-    const auto tier = std::make_shared<FileTier>(cpu, options_at(home.string()));
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(home.string()));
     std::uint64_t committed = 0;
     for (int step = 0; step < 4; ++step) {
       std::vector<Offloaded> away;
@@ -250,7 +251,7 @@ TEST_CASE("offload: the file stops growing, and stays without a name", "[memory]
 TEST_CASE("offload: threads share one tier", "[memory][offload]") {
   const std::string folder = disk_folder();
   if (folder.empty()) return;
-  const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 8192, 3));
+  const auto tier = std::make_shared<memory::FileTier>(cpu, options_at(folder, 8192, 3));
   std::vector<std::thread> threads;
   std::vector<int> wrong(4);
   for (std::size_t k = 0; k < wrong.size(); ++k) {
@@ -277,12 +278,13 @@ TEST_CASE("offload: a tier that is let go of finishes first", "[memory][offload]
   if (folder.empty()) return;
   const Tensor t = pattern({500000}, DType::u8, 5);
   for (int i = 0; i < 5; ++i) {
-    Offloaded away = offload(t, std::make_shared<FileTier>(cpu, options_at(folder)));  // `away` is the only owner
+    Offloaded away =
+        offload(t, std::make_shared<memory::FileTier>(cpu, options_at(folder)));  // `away` is the only owner
     if (i > 0) away.complete();
     if (i > 1) away.prefetch();
     if (i > 2) CHECK((bytes_of(away.fetch()) == bytes_of(t)));
-    FileTier alone(cpu, options_at(folder));
-    const Pin pin(t);
+    memory::FileTier alone(cpu, options_at(folder));
+    const memory::Pin pin(t);
     alone.write(pin.data(), t.bytes());  // neither awaited nor dropped
   }
 }
@@ -301,10 +303,10 @@ TEST_CASE("offload: speed, and what the page cache keeps", "[.benchmark]") {
     return kib / 1024;
   };
   for (const auto& [mib, workers] : {std::pair<std::int64_t, int>{1, 2}, {16, 1}, {16, 2}, {16, 4}, {64, 2}}) {
-    FileTier::Options options;
+    memory::FileTier::Options options;
     options.folder = folder;
     options.workers = workers;
-    const auto tier = std::make_shared<FileTier>(cpu, options);
+    const auto tier = std::make_shared<memory::FileTier>(cpu, options);
     const std::int64_t count = 256 / mib;
     const double cached = cached_mib();
     std::vector<Offloaded> away;

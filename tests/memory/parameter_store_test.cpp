@@ -82,7 +82,8 @@ struct Trained {
 
 using Here = std::vector<bool>;
 
-std::shared_ptr<memory::TierStore> make_store(std::shared_ptr<Tier> tier, const memory::UnitOptions& options = {}) {
+std::shared_ptr<memory::TierStore> make_store(std::shared_ptr<memory::Tier> tier,
+                                              const memory::UnitOptions& options = {}) {
   return std::make_shared<memory::TierStore>(std::move(tier), options);
 }
 
@@ -97,14 +98,14 @@ TEST_CASE("parameter store: a model goes as it is made, and is never here as a w
     const Trained trained(store);
     CHECK(store->unit_bytes() == std::vector<std::size_t>(std::begin(unit_bytes), std::end(unit_bytes)));
     CHECK(store->peak_bytes() == unit_bytes[1] + unit_bytes[2]);
-    CHECK(stack.ledger->max_allocated(Category::parameter) == 32 * 24 * 4);  // the largest parameter
-    CHECK(stack.ledger->bytes(Category::parameter) == 0);
+    CHECK(stack.ledger->max_allocated(memory::Category::parameter) == 32 * 24 * 4);  // the largest parameter
+    CHECK(stack.ledger->bytes(memory::Category::parameter) == 0);
     CHECK(tier->statistics().live_bytes == all_bytes);
     const memory::Storage& storage = *trained.net->layers[1]->weight.storage();
     CHECK_FALSE(storage.is_here());
     CHECK(storage.bytes() == 16 * 32 * 4);
     CHECK(path_name(storage.path()) == "layer1");
-    CHECK(storage.category() == Category::parameter);
+    CHECK(storage.category() == memory::Category::parameter);
   }
   CHECK(tier->statistics().live_bytes == 0);
   CHECK(stack.ledger->bytes() == 0);
@@ -143,7 +144,7 @@ TEST_CASE("parameter store: after let_go reading begins anew, and a freed unit t
   std::vector<Tensor> units;
   for (int i = 0; i < 4; ++i) {
     const PathScope path("unit" + std::to_string(i));
-    units.push_back(zeros({16}, DType::f32, cpu, Category::parameter));
+    units.push_back(zeros({16}, DType::f32, cpu, memory::Category::parameter));
     store->put_away(units.back());
   }
   const auto here = [&] {
@@ -186,7 +187,7 @@ TEST_CASE("parameter store: whatever the way, those ahead are here and no more",
   }
   // A pinned unit stays, and leaves no room to read ahead.
   const Trained trained(make_store(std::make_shared<MemoryTier>()));
-  const Pin pin(trained.net->layers[3]->weight);
+  const memory::Pin pin(trained.net->layers[3]->weight);
   fetch_parameters(trained.net->layers[1]->weight);
   CHECK(trained.here() == Here{false, true, false, true});
 }
@@ -232,10 +233,10 @@ TEST_CASE("parameter store: a step has the bits of parameters that stay, and the
           Trained away(store, cpu, is_tied);
           for (int i = 0; i < 5; ++i) {
             CHECK(item(away.step(options)) == item(plain.step(options)));
-            CHECK(stack.ledger->bytes(Category::parameter) == 0);
+            CHECK(stack.ledger->bytes(memory::Category::parameter) == 0);
             CHECK(tier->statistics().live_bytes == all_bytes);
           }
-          CHECK(stack.ledger->max_allocated(Category::parameter) == store->peak_bytes());
+          CHECK(stack.ledger->max_allocated(memory::Category::parameter) == store->peak_bytes());
           CHECK(tier->statistics().writes == 8 * 6);  // every parameter once at construction, once per update
           CHECK(away.values() == plain.values());
         }
@@ -330,7 +331,7 @@ TEST_CASE("parameter store: copies and pins fetch, a launch beside them is refus
   }
   const std::uint32_t version = weight.storage()->version();
   {
-    const Pin pin(weight);
+    const memory::Pin pin(weight);
     CHECK(pin.as<float>()[0] == to_host<float>(weight)[0]);
     to_host<float>(first);
     weight.storage()->store()->let_go();
@@ -342,7 +343,7 @@ TEST_CASE("parameter store: copies and pins fetch, a launch beside them is refus
   CHECK(trained.here() == Here{false, false, false, false});
   CHECK(to_host<float>(weight) == std::vector<float>(16 * 24, 3.0f));
   {
-    const WritePin pin(weight);
+    const memory::WritePin pin(weight);
     pin.as<float>()[7] = 5;
   }
   copy_into(first, full({16, 8}, 2));
@@ -359,7 +360,7 @@ TEST_CASE("parameter store: what cannot go is refused and stays", "[store]") {
   CHECK_THROWS_AS(store->put_away(t.window({2, 6}, {6, 1}, 0)), ValueError);
   CHECK_THROWS_AS(make_store(std::make_shared<MemoryTier>(dry(cpu)))->put_away(t), DeviceError);
   {
-    const Pin pin(t);
+    const memory::Pin pin(t);
     CHECK_THROWS_AS(store->put_away(t), ValueError);
   }
   CHECK(t.storage()->is_here());

@@ -67,16 +67,16 @@ inline const Script step_script = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300
                                    {'d', 900},  {'b', 0},    {'d', 0}, {'c', 0}};
 
 // The plan of a script, made from its trace.
-inline StepPlacement plan_of(const Script& script) {
+inline memory::StepPlacement plan_of(const Script& script) {
   memory::Options options;
   options.trace = true;
   const memory::Stack stack = memory::make_resource(cpu, options);
   Actor actor(*stack.top);
   actor.play(script);
-  return make_step_placement(stack.trace->events());
+  return memory::make_step_placement(stack.trace->events());
 }
 
-inline memory::Stack stack_of(std::vector<StepPlacement> plans, std::size_t capacity = 0) {
+inline memory::Stack stack_of(std::vector<memory::StepPlacement> plans, std::size_t capacity = 0) {
   memory::Options options;
   options.plans = std::move(plans);
   options.arena.capacity_bytes = capacity;
@@ -86,7 +86,8 @@ inline memory::Stack stack_of(std::vector<StepPlacement> plans, std::size_t capa
 
 inline bool lies_in_region(const memory::Stack& stack, const memory::Block* block) {
   const auto blocks = stack.arena->blocks();
-  return std::none_of(blocks.begin(), blocks.end(), [&](const Arena::LiveBlock& p) { return p.block == block; });
+  return std::none_of(blocks.begin(), blocks.end(),
+                      [&](const memory::Arena::LiveBlock& p) { return p.block == block; });
 }
 
 }  // namespace placed_test

@@ -27,21 +27,21 @@ TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
   actor.play({{'x', 64}, {'y', 640}});
   const std::size_t begin = stack.trace->event_count();
   actor.play({{'a', 100}, {'x', 0}, {'b', 200}, {'c', 300}});
-  stack.top->relabel(actor.block('b'), Category::activation);
+  stack.top->relabel(actor.block('b'), memory::Category::activation);
   actor.play({{'a', 0}, {'z', 50}, {'c', 0}});
   const std::vector<memory::Trace::Event> events = stack.trace->events();
-  const StepPlacement plan = make_step_placement(std::span(events).subspan(begin));
-  constexpr std::uint32_t no = StepPlacement::not_placed;
-  CHECK(plan.events == std::vector<StepPlacement::Event>{
+  const memory::StepPlacement plan = memory::make_step_placement(std::span(events).subspan(begin));
+  constexpr std::uint32_t no = memory::StepPlacement::not_placed;
+  CHECK(plan.events == std::vector<memory::StepPlacement::Event>{
                            {100, 64, 0}, {200, 64, no}, {300, 64, 1}, {0, 0, 0}, {50, 64, no}, {0, 0, 1}});
   CHECK(plan.buffers == std::vector<memory::Buffer>{{0, 0, 3, 100, 64}, {1, 2, 5, 300, 64}});
   CHECK(plan.placement.height == 128 + 320);
-  CHECK(make_step_placement({}).placement.height == 0);
+  CHECK(memory::make_step_placement({}).placement.height == 0);
 
   std::vector<memory::Trace::Event> twice = {events[begin], events[begin]};
-  CHECK_THROWS_AS(make_step_placement(twice), ValueError);
+  CHECK_THROWS_AS(memory::make_step_placement(twice), ValueError);
   twice = {events[begin], events[begin + 5], events[begin + 5]};
-  CHECK_THROWS_AS(make_step_placement(twice), ValueError);
+  CHECK_THROWS_AS(memory::make_step_placement(twice), ValueError);
 }
 
 TEST_CASE("placed: a step that places the same blocks is not searched again", "[placed]") {
@@ -56,28 +56,28 @@ TEST_CASE("placed: a step that places the same blocks is not searched again", "[
   const Script steady = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300}, {'b', 0}, {'c', 0}};
   Script first = steady;  // also allocates a block that stays
   first.insert(first.begin() + 3, {'z', 4096});
-  const StepPlacement like = make_step_placement(events_of(first));
-  StepPlacement told = like;
+  const memory::StepPlacement like = memory::make_step_placement(events_of(first));
+  memory::StepPlacement told = like;
   told.placement.height += 64;  // marks a placement that is reused
-  CHECK(make_step_placement(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
-  CHECK(make_step_placement(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
-  CHECK(make_step_placement(events_of(steady)).placement.offsets == like.placement.offsets);
+  CHECK(memory::make_step_placement(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
+  CHECK(memory::make_step_placement(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
+  CHECK(memory::make_step_placement(events_of(steady)).placement.offsets == like.placement.offsets);
   Script other = steady;
   std::swap(other[4], other[5]);  // another order of frees
-  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
+  CHECK(memory::make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   other = steady;
   other[3].bytes = 301;
-  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
+  CHECK(memory::make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   other = steady;
   other.insert(other.end(), {{'d', 8}, {'d', 0}});  // more than was placed
-  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
+  CHECK(memory::make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   std::vector<memory::Trace::Event> aligned = events_of(steady);
   aligned[0].alignment = 128;
-  CHECK(make_step_placement(aligned, {}, &told).placement.height < told.placement.height);
+  CHECK(memory::make_step_placement(aligned, {}, &told).placement.height < told.placement.height);
 }
 
 TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
-  const StepPlacement plan = plan_of(step_script);
+  const memory::StepPlacement plan = plan_of(step_script);
   CHECK(plan.placement.height == plan.placement.load);
   const memory::Stack stack = stack_of({plan});
   REQUIRE(stack.placed != nullptr);
@@ -86,7 +86,7 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
   actor.allocate('p', 100);
   std::vector<std::pair<const memory::Block*, std::byte*>> first;
   for (int step = 0; step < 3; ++step) {
-    const PlacedArena::Step scope(*stack.placed);
+    const memory::PlacedArena::Step scope(*stack.placed);
     actor.check_all();
     std::vector<std::pair<const memory::Block*, std::byte*>> seen;
     std::size_t block = 0;
@@ -104,7 +104,7 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
     if (step == 0) first = seen;
     CHECK(seen == first);  // handles and addresses repeat
   }
-  PlacedArena::Statistics expected;
+  memory::PlacedArena::Statistics expected;
   expected.steps = 3;
   expected.region_bytes = plan.placement.height;
   expected.is_region_held = true;
@@ -119,7 +119,7 @@ TEST_CASE("placed: plans follow each other, the last repeats", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(first_script), plan_of(step_script)});
   Actor actor(*stack.top);
   for (const Script& script : {first_script, step_script, step_script}) {
-    const PlacedArena::Step scope(*stack.placed);
+    const memory::PlacedArena::Step scope(*stack.placed);
     actor.play(script);
   }
   CHECK(stack.placed->statistics().deviations == 0);
@@ -160,7 +160,7 @@ TEST_CASE("placed: every kind of deviation is counted once and goes to the arena
     const memory::Stack stack = stack_of({plan_of(step_script)});
     Actor actor(*stack.top);
     for (int step = 0; step < 4; ++step) {
-      const PlacedArena::Step scope(*stack.placed);
+      const memory::PlacedArena::Step scope(*stack.placed);
       const bool is_odd = step % 2 == 1;
       std::size_t allocation = 0;
       for (const Line& line : is_odd ? c.script : step_script) {
@@ -174,7 +174,7 @@ TEST_CASE("placed: every kind of deviation is counted once and goes to the arena
         actor.check_all();
       }
     }
-    const PlacedArena::Statistics statistics = stack.placed->statistics();
+    const memory::PlacedArena::Statistics statistics = stack.placed->statistics();
     CHECK(statistics.deviations == 2);
     CHECK(statistics.last_deviation == c.index);
     CHECK(statistics.dynamic_steps == 0);
@@ -199,7 +199,7 @@ TEST_CASE("placed: alignment is compared, outside of steps nothing is placed", "
 TEST_CASE("placed: the region is aligned as its most aligned block", "[placed]") {
   memory::Options options;
   options.trace = true;
-  StepPlacement plan;
+  memory::StepPlacement plan;
   {
     const memory::Stack stack = memory::make_resource(cpu, options);
     Actor actor(*stack.top);
@@ -207,12 +207,12 @@ TEST_CASE("placed: the region is aligned as its most aligned block", "[placed]")
     actor.allocate('b', 1000, 64);
     actor.free('a');
     actor.free('b');
-    plan = make_step_placement(stack.trace->events());
+    plan = memory::make_step_placement(stack.trace->events());
   }
   const memory::Stack stack = stack_of({plan});
   Actor actor(*stack.top);
   actor.allocate('p', 100);  // keeps the region from the arena's start
-  const PlacedArena::Step step(*stack.placed);
+  const memory::PlacedArena::Step step(*stack.placed);
   CHECK(lies_in_region(stack, actor.allocate('a', 1000, 4096)));  // allocate() checks the address
   CHECK(lies_in_region(stack, actor.allocate('b', 1000, 64)));
   actor.free('a');
@@ -242,20 +242,21 @@ TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "
 }
 
 TEST_CASE("placed: plans that do not hold together are refused", "[placed]") {
-  const StepPlacement good = plan_of(step_script);
-  const auto with = [&](const std::function<void(StepPlacement&)>& change) {
-    StepPlacement plan = good;
+  const memory::StepPlacement good = plan_of(step_script);
+  const auto with = [&](const std::function<void(memory::StepPlacement&)>& change) {
+    memory::StepPlacement plan = good;
     change(plan);
     return [plan] { stack_of({plan}); };
   };
-  CHECK_THROWS_AS(PlacedArena(std::make_shared<Arena>(make_cpu_backing()), {}), ValueError);
-  CHECK_NOTHROW(with([](StepPlacement&) {})());
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.offsets[1] = p.placement.offsets[0]; })(), PlanError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.height -= 64; })(), PlanError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.offsets.pop_back(); })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events.pop_back(); })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[0].block = 99; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[0].bytes = 1; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[2].block = StepPlacement::not_placed; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlacement& p) { std::swap(p.events[0], p.events[1]); })(), ValueError);
+  CHECK_THROWS_AS(memory::PlacedArena(std::make_shared<memory::Arena>(memory::make_cpu_backing()), {}), ValueError);
+  CHECK_NOTHROW(with([](memory::StepPlacement&) {})());
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.placement.offsets[1] = p.placement.offsets[0]; })(), PlanError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.placement.height -= 64; })(), PlanError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.placement.offsets.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.events.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.events[0].block = 99; })(), ValueError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.events[0].bytes = 1; })(), ValueError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { p.events[2].block = memory::StepPlacement::not_placed; })(),
+                  ValueError);
+  CHECK_THROWS_AS(with([](memory::StepPlacement& p) { std::swap(p.events[0], p.events[1]); })(), ValueError);
 }

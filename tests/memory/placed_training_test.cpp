@@ -56,7 +56,7 @@ class NotedRun final : public nn::TrainingRun {
     const Tensor loss = nn::training_step(
         *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
     // Reads in place: item() would allocate, which a dry run does not plan.
-    if (!loss.device().is_dry) losses_.push_back(std::bit_cast<std::uint32_t>(*Pin(loss).as<float>()));
+    if (!loss.device().is_dry) losses_.push_back(std::bit_cast<std::uint32_t>(*memory::Pin(loss).as<float>()));
   }
   std::int64_t parameters() const override { return model_->parameter_count(); }
 
@@ -86,9 +86,9 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     std::vector<std::uint32_t> losses;
     const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
 
-    const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
+    const std::vector<memory::StepPlacement> plans = nn::plan_steps(cpu, make);
     REQUIRE(plans.size() == 2);
-    for (const StepPlacement& plan : plans) {
+    for (const memory::StepPlacement& plan : plans) {
       CHECK_FALSE(plan.buffers.empty());
       CHECK(plan.placement.ratio() <= 1.005);
     }
@@ -115,7 +115,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     CHECK(measured.setup_end == dynamic.setup_end);
     CHECK(measured.peak_live_bytes == dynamic.peak_live_bytes);
     CHECK(measured.peak_by_category == dynamic.peak_by_category);
-    CHECK(dynamic.placed == PlacedArena::Statistics{});
+    CHECK(dynamic.placed == memory::PlacedArena::Statistics{});
     for (const nn::MemoryProfile* profile : {&predicted, &measured}) {
       CHECK(profile->placed.steps == steps);
       CHECK(profile->placed.deviations == 0);
@@ -144,7 +144,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
     CHECK_THROWS_AS(run->step(), PlanError);
     CHECK(losses.empty());
     for (int i = 0; i < 3; ++i) {
-      const PlacedArena::Step step(*stack.placed);
+      const memory::PlacedArena::Step step(*stack.placed);
       run->step();
     }
     CHECK_THROWS_AS(run->step(), PlanError);  // the last step has ended
@@ -161,7 +161,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   setup.optimizer.name = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
-  const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
+  const std::vector<memory::StepPlacement> plans = nn::plan_steps(cpu, make);
   setup.batch = 24;  // changes the bytes of every request
   const nn::MemoryProfile foreign = nn::profile_training(cpu, make, 3, false, plans);
   const std::vector<std::uint32_t> foreign_losses = losses;
@@ -199,9 +199,9 @@ TEST_CASE("placed: a later step is not searched below the height of the one befo
     nn::MemoryProfile profile;
     profile.events = events;
     profile.step_ends = {2, events.size()};
-    searched +=
-        make_step_placement(std::span(events).subspan(2), options).placement.stage != memory::PlacementStage::greedy;
-    const std::vector<StepPlacement> plans = nn::plan_steps(profile, options);
+    searched += memory::make_step_placement(std::span(events).subspan(2), options).placement.stage !=
+                memory::PlacementStage::greedy;
+    const std::vector<memory::StepPlacement> plans = nn::plan_steps(profile, options);
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].placement.height == std::size_t{1} << 20);
     CHECK(plans[1].placement.stage == memory::PlacementStage::greedy);

@@ -84,7 +84,7 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   const memory::Block* const big = actor.allocate('v', 3 * granule);  // needs the region's bytes
   CHECK(big != nullptr);
   CHECK_FALSE(stack.placed->statistics().is_region_held);
-  const PlacedArena::Statistics before = stack.placed->statistics();
+  const memory::PlacedArena::Statistics before = stack.placed->statistics();
   CHECK_THROWS_AS(stack.placed->begin_step(), OutOfMemory);
   CHECK(stack.placed->statistics() == before);
   CHECK_THROWS_AS(stack.top->allocate({.bytes = 64}), OutOfMemory);
@@ -96,7 +96,7 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   actor.free('a');
   stack.placed->end_step();
   {
-    const PlacedArena::Hold hold(*stack.placed);
+    const memory::PlacedArena::Hold hold(*stack.placed);
     CHECK(stack.placed->release_region() == 0);
     CHECK_THROWS_AS(stack.top->allocate({.bytes = 2 * granule}), OutOfMemory);
     CHECK(stack.placed->statistics().is_region_held);
@@ -119,9 +119,9 @@ TEST_CASE("placed: relabels reach the block, the trace and the ledger", "[placed
   Actor actor(*stack.top);
   stack.placed->begin_step();
   memory::Block* const block = actor.allocate('a', 1000);
-  stack.top->relabel(block, Category::activation);
-  CHECK(block->category == Category::activation);
-  CHECK(stack.ledger->bytes(Category::activation) == 1000);
+  stack.top->relabel(block, memory::Category::activation);
+  CHECK(block->category == memory::Category::activation);
+  CHECK(stack.ledger->bytes(memory::Category::activation) == 1000);
   actor.free('a');
   CHECK(stack.ledger->bytes() == 0);
   CHECK(stack.placed->statistics().deviations == 1);  // the plan frees 'a' after 'b' is allocated
@@ -163,7 +163,7 @@ TEST_CASE("placed: time of an allocation and a free", "[.benchmark]") {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_nsec);
   };
-  const auto ns_per_pair = [&](memory::Resource& resource, PlacedArena* placed) {
+  const auto ns_per_pair = [&](memory::Resource& resource, memory::PlacedArena* placed) {
     constexpr int rounds = 40, steps = 200;
     double best = 1e9;
     std::array<memory::Block*, 64> blocks{};
@@ -204,16 +204,16 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);
   {
-    const PlacedArena::Step step(*stack.placed);
+    const memory::PlacedArena::Step step(*stack.placed);
     actor.play(step_script);
   }
   CHECK_FALSE(stack.placed->statistics().first_deviation.has_value());
   {
-    const PlacedArena::Step step(*stack.placed);
+    const memory::PlacedArena::Step step(*stack.placed);
     actor.allocate('a', 1000);
     const PathScope path("elsewhere");
     memory::Block* const block = stack.top->allocate(
-        {.bytes = 6000, .category = Category::workspace, .path = context().path});  // the plan has 'b' of 5000
+        {.bytes = 6000, .category = memory::Category::workspace, .path = context().path});  // the plan has 'b' of 5000
     actor.allocate('c', 300);
     actor.free('c');
     actor.allocate('d', 100);  // with 6000 live, below the earlier excess
@@ -221,20 +221,21 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
     stack.top->deallocate(block, nullptr);
     actor.free('a');
   }
-  PlacedArena::Statistics statistics = stack.placed->statistics();
+  memory::PlacedArena::Statistics statistics = stack.placed->statistics();
   REQUIRE(statistics.first_deviation.has_value());
-  const PlanDeviation first = *statistics.first_deviation;
+  const memory::PlanDeviation first = *statistics.first_deviation;
   CHECK(first.step == 1);
   CHECK(first.event == 1);
-  using Event = PlanDeviation::Event;
-  CHECK(first.planned == PlanDeviation::Side{Event::allocation, 5000, Category::temporary, 0});
-  CHECK(first.done == PlanDeviation::Side{Event::allocation, 6000, Category::workspace, join_path(0, "elsewhere")});
+  using Event = memory::PlanDeviation::Event;
+  CHECK(first.planned == memory::PlanDeviation::Side{Event::allocation, 5000, memory::Category::temporary, 0});
+  CHECK(first.done ==
+        memory::PlanDeviation::Side{Event::allocation, 6000, memory::Category::workspace, join_path(0, "elsewhere")});
   CHECK(to_string(first) ==
         "step 1, event 1: the plan allocates 5000 bytes of temporary in '', the step allocates 6000 bytes of workspace "
         "in 'elsewhere'");
   CHECK(statistics.bytes_above_plan == 6300);
   {
-    const PlacedArena::Step step(*stack.placed);  // ends too early
+    const memory::PlacedArena::Step step(*stack.placed);  // ends too early
     actor.allocate('a', 1000);
     actor.allocate('b', 5000);
     actor.free('a');
@@ -252,7 +253,7 @@ TEST_CASE("placed: a strict one refuses a step that leaves its plan", "[placed]"
   Actor actor(*stack.top);
   const auto strict_step = [&](const Script& script) {
     {
-      const PlacedArena::Step step(*stack.placed);
+      const memory::PlacedArena::Step step(*stack.placed);
       actor.play(script);
     }
     stack.placed->require_kept();
@@ -280,7 +281,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);
   const auto play = [&](const Script& script, std::size_t plan) {
-    const PlacedArena::Step step(*stack.placed, plan);
+    const memory::PlacedArena::Step step(*stack.placed, plan);
     actor.play(script);
   };
   play(step_script, 0);
@@ -297,7 +298,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   }
   CHECK(stack.placed->statistics().deviations == 1);  // from the empty step
   CHECK_THROWS_AS(stack.placed->set_plans({}), ValueError);
-  StepPlacement wrong = plan_of(larger);
+  memory::StepPlacement wrong = plan_of(larger);
   wrong.placement.offsets[1] = wrong.placement.offsets[0];
   CHECK_THROWS_AS(stack.placed->set_plans({wrong}), PlanError);
   for (const auto& plans : {std::vector{plan_of(larger), plan_of(step_script)}, {plan_of(step_script)}}) {

@@ -186,7 +186,7 @@ TEST_CASE("models gpt: the textbook's terms are the literature's and one named r
   ModelOptions fused, textbook;
   textbook.build = Build::textbook;
   const auto bytes = [](const ModelOptions& options) {
-    return make_theory("gpt2", options).kept_bytes(Category::activation, 4);
+    return make_theory("gpt2", options).kept_bytes(memory::Category::activation, 4);
   };
   CHECK(bytes(fused) * 2 < bytes(textbook));
 }
@@ -287,7 +287,7 @@ TEST_CASE("models: what feed-forward layers in tiles keep is the theory's", "[mo
       const nn::Precision precision = *policy != 0 ? nn::precision(policy) : nn::Precision{};
       const Theory tiled = make_theory(name, small(name), precision);
       const Theory full = make_theory(name, small(name, FeedForward::full), precision);
-      CHECK(tiled.kept_bytes(Category::activation, 3) < full.kept_bytes(Category::activation, 3));
+      CHECK(tiled.kept_bytes(memory::Category::activation, 3) < full.kept_bytes(memory::Category::activation, 3));
       CHECK(tiled.state(2).total() == full.state(2).total());
       check_theory<Model>(tiled, name, small(name), 3);
     }

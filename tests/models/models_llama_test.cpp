@@ -289,7 +289,7 @@ TEST_CASE("models llama: theory is the ledger, to the byte", "[models][llama][th
   }
   // The closed form for a layer: e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b.
   const std::int64_t s = 2048, b = 2, h = 4096, a = 32, keys = 1024, f = 14336;
-  CHECK(bytes_of(make_theory("llama-3-8b", {}, DType::bf16).layers[0].kept, Category::activation, b) ==
+  CHECK(bytes_of(make_theory("llama-3-8b", {}, DType::bf16).layers[0].kept, memory::Category::activation, b) ==
         2 * s * b * (6 * h + 2 * keys + 3 * f) + 4 * a * s * b + 8 * s * b);
 }
 

@@ -356,7 +356,7 @@ ModelOptions sized(std::int64_t image, std::int64_t width) {
   return options;
 }
 
-std::int64_t booked(const memory::Stack& stack, Category category) {
+std::int64_t booked(const memory::Stack& stack, memory::Category category) {
   return static_cast<std::int64_t>(stack.ledger->bytes(category));
 }
 
@@ -410,9 +410,9 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
     const auto model = make_model(row.name, options, {dry(cpu), row.dtype});
     const Theory theory = make_theory(row.name, options, row.dtype);
     const ModelState state = theory.state(1);
-    CHECK(booked(stack, Category::parameter) == state.parameters + state.buffers);
+    CHECK(booked(stack, memory::Category::parameter) == state.parameters + state.buffers);
     optim::Sgd sgd(model->trainable(), {.rate = 0.1, .momentum = 0.9});
-    CHECK(booked(stack, Category::optimizer) == state.optimizer);
+    CHECK(booked(stack, memory::Category::optimizer) == state.optimizer);
 
     const Batch batch = model->empty_batch(row.batch, dry(cpu));
     Tape tape;
@@ -421,14 +421,15 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
       const Recording on(tape);
       loss = model->loss(batch);
     }
-    CHECK(booked(stack, Category::activation) == theory.kept_bytes(Category::activation, row.batch));
-    CHECK(booked(stack, Category::input) == theory.kept_bytes(Category::input, row.batch));
-    CHECK(booked(stack, Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else remains
-    CHECK(booked(stack, Category::workspace) == 0);
-    CHECK(booked(stack, Category::gradient) == 0);
+    CHECK(booked(stack, memory::Category::activation) == theory.kept_bytes(memory::Category::activation, row.batch));
+    CHECK(booked(stack, memory::Category::input) == theory.kept_bytes(memory::Category::input, row.batch));
+    CHECK(booked(stack, memory::Category::temporary) ==
+          static_cast<std::int64_t>(loss.bytes()));  // nothing else remains
+    CHECK(booked(stack, memory::Category::workspace) == 0);
+    CHECK(booked(stack, memory::Category::gradient) == 0);
     tape.backward(loss);
-    CHECK(booked(stack, Category::gradient) == state.gradients);
-    CHECK(booked(stack, Category::activation) == 0);
+    CHECK(booked(stack, memory::Category::gradient) == state.gradients);
+    CHECK(booked(stack, memory::Category::activation) == 0);
   }
 }
 
@@ -448,7 +449,7 @@ TEST_CASE("models resnet theory: with products in fewer digits, too", "[models][
       loss = model->loss(batch);
     }
     const Theory theory = make_theory("resnet18", options, nn::precision(name));
-    CHECK(booked(stack, Category::activation) == theory.kept_bytes(Category::activation, 3));
+    CHECK(booked(stack, memory::Category::activation) == theory.kept_bytes(memory::Category::activation, 3));
   }
 }
 
@@ -464,7 +465,7 @@ TEST_CASE("models resnet theory: the fused build keeps fewer bytes", "[models][r
     Tape tape;
     const Recording on(tape);
     const Tensor loss = model->loss(batch);
-    bytes[static_cast<int>(build)] = booked(stack, Category::activation);
+    bytes[static_cast<int>(build)] = booked(stack, memory::Category::activation);
   }
   const std::int64_t stem_relu = 112 * 112 * 64 * 4, taps = 56 * 56 * 64;
   const std::int64_t block_outputs = (3 * 56 * 56 * 256 + 4 * 28 * 28 * 512 + 6 * 14 * 14 * 1024 + 3 * 7 * 7 * 2048);

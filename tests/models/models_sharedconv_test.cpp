@@ -118,7 +118,7 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
     layers.push_back(std::make_unique<nn::SharedConv2d>(512, basis, Conv2dOptions{.padding = 1}, on));
   Tensor x = zeros({1, 1, 1, 512}, DType::f32, dry(cpu));
   x.require_grad();
-  const std::int64_t state = static_cast<std::int64_t>(stack.ledger->bytes(Category::parameter));
+  const std::int64_t state = static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::parameter));
   const auto spare = [&] { return static_cast<std::int64_t>(stack.ledger->max_allocated()) - state; };
   const std::int64_t kernel = 512 * 512 * 9 * 4, small = (3 << 20) + (1 << 19);  // includes workspaces of products
   Tape tape;
@@ -130,7 +130,8 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
   }
   CHECK(spare() > kernel);
   CHECK(spare() < kernel + small);
-  CHECK(stack.ledger->bytes(Category::temporary) + stack.ledger->bytes(Category::activation) < std::size_t{1} << 16);
+  CHECK(stack.ledger->bytes(memory::Category::temporary) + stack.ledger->bytes(memory::Category::activation) <
+        std::size_t{1} << 16);
   stack.ledger->reset_peak();
   tape.backward(y, y);
   CHECK(spare() > kernel);

@@ -56,7 +56,8 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
       model->loss(batch);
     }
     std::size_t held = 0;
-    for (const Category c : {Category::parameter, Category::optimizer, Category::input, Category::activation}) {
+    for (const memory::Category c : {memory::Category::parameter, memory::Category::optimizer, memory::Category::input,
+                                     memory::Category::activation}) {
       held += stack.ledger->bytes(c);
     }
     CHECK(models::make_theory(row.model, setup.sizes).held_bytes(row.moments, 3) == static_cast<std::int64_t>(held));
@@ -108,8 +109,9 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   const models::Theory theory = models::make_theory(name, sizes, nn::precision(policy));
   CHECK(theory.state(0).parameter_elements == model->parameter_count());
   CHECK(theory.held_bytes(0, 3) - theory.state(0).optimizer ==
-        static_cast<std::int64_t>(stack.ledger->bytes(Category::parameter) + stack.ledger->bytes(Category::input) +
-                                  stack.ledger->bytes(Category::activation)));
+        static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::parameter) +
+                                  stack.ledger->bytes(memory::Category::input) +
+                                  stack.ledger->bytes(memory::Category::activation)));
 }
 
 TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[models][theory]") {
@@ -146,14 +148,14 @@ TEST_CASE("models theory: what has no closed form is said, not guessed", "[model
     CHECK(theory.state(2).total() == models::make_theory(name).state(2).total());
     CHECK((theory.layers.empty() && theory.outside.empty()));
     try {
-      theory.kept_bytes(Category::activation, 1);
+      theory.kept_bytes(memory::Category::activation, 1);
       FAIL(name << " has a figure for a chunked head");
     } catch (const ValueError& error) {
       CHECK(std::string(error.what()).ends_with("keeps with a chunked head"));
     }
     CHECK_THROWS_AS(theory.held_bytes(2, 1), ValueError);
   }
-  CHECK_THROWS_AS(models::make_theory("resnet18").kept_bytes(Category::activation, 1), ValueError);
+  CHECK_THROWS_AS(models::make_theory("resnet18").kept_bytes(memory::Category::activation, 1), ValueError);
 }
 
 TEST_CASE("models theory: parameters of every model, and optimizers' state in every form", "[models][theory]") {
@@ -208,7 +210,7 @@ void check(const Case& c, DType dtype, std::optional<WeightCode> code) {
   const models::LoraTheory theory = models::lora_theory(c.model, sizes, dtype, lora, code);
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
-  const auto booked = [&](Category category, const std::string& path = "") {
+  const auto booked = [&](memory::Category category, const std::string& path = "") {
     return static_cast<std::int64_t>(stack.ledger->bytes(category, path));
   };
   RandomGenerator generator(1);
@@ -217,9 +219,9 @@ void check(const Case& c, DType dtype, std::optional<WeightCode> code) {
   if (code) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   const auto model = models::make_model(c.model, sizes, on);
   CHECK(model->parameter_count() == theory.base_elements);
-  CHECK(booked(Category::parameter) == theory.base_bytes);
+  CHECK(booked(memory::Category::parameter) == theory.base_bytes);
   nn::add_lora(*model, lora);
-  CHECK(booked(Category::parameter) == theory.base_bytes + theory.adapter_bytes());
+  CHECK(booked(memory::Category::parameter) == theory.base_bytes + theory.adapter_bytes());
   CHECK(model->parameter_count() == theory.base_elements + theory.adapter_elements);
   const models::Batch batch = model->empty_batch(samples, dry(cpu));
   Tape tape;
@@ -232,20 +234,21 @@ void check(const Case& c, DType dtype, std::optional<WeightCode> code) {
     }
     for (const models::LayerTheory& layer : theory.layers) {
       INFO(layer.path);
-      CHECK(booked(Category::activation, layer.path) == models::bytes_of(layer.kept, Category::activation, samples));
+      CHECK(booked(memory::Category::activation, layer.path) ==
+            models::bytes_of(layer.kept, memory::Category::activation, samples));
     }
-    CHECK(booked(Category::activation) == theory.kept_bytes(Category::activation, samples));
-    CHECK(booked(Category::input) == theory.kept_bytes(Category::input, samples));
-    CHECK(booked(Category::temporary) == static_cast<std::int64_t>(loss.bytes()));
+    CHECK(booked(memory::Category::activation) == theory.kept_bytes(memory::Category::activation, samples));
+    CHECK(booked(memory::Category::input) == theory.kept_bytes(memory::Category::input, samples));
+    CHECK(booked(memory::Category::temporary) == static_cast<std::int64_t>(loss.bytes()));
     tape.backward(loss);
   }
-  CHECK(booked(Category::activation) == 0);
-  CHECK(booked(Category::parameter) == theory.base_bytes + theory.adapter_bytes());
-  CHECK(booked(Category::gradient) == theory.gradient_bytes());
-  const auto most = static_cast<std::int64_t>(stack.ledger->max_allocated(Category::parameter));
+  CHECK(booked(memory::Category::activation) == 0);
+  CHECK(booked(memory::Category::parameter) == theory.base_bytes + theory.adapter_bytes());
+  CHECK(booked(memory::Category::gradient) == theory.gradient_bytes());
+  const auto most = static_cast<std::int64_t>(stack.ledger->max_allocated(memory::Category::parameter));
   CHECK(most == theory.base_bytes + theory.adapter_bytes() + theory.decoded_bytes);
   const optim::Adam adam(model->trainable(), {});
-  CHECK(booked(Category::optimizer) == theory.optimizer_bytes(2));
+  CHECK(booked(memory::Category::optimizer) == theory.optimizer_bytes(2));
 }
 
 }  // namespace lora_theory_test
@@ -307,7 +310,7 @@ std::size_t activations_at_peak(std::int64_t sequence, std::int64_t batch) {
   setup.sizes.sequence = sequence;
   setup.batch = batch;
   const nn::MemoryProfile profile = nn::profile_training(dry(cpu), models::zero_batch_run(setup));
-  return profile.peak_by_category[static_cast<std::size_t>(Category::activation)];
+  return profile.peak_by_category[static_cast<std::size_t>(memory::Category::activation)];
 }
 
 }  // namespace

@@ -53,8 +53,8 @@ class Net {
     options_.scaler = scaler;
   }
 
-  static std::vector<StepPlacement> plans(const models::Setup& setup, memory::Device device,
-                                          optim::GradScaler* scaler) {
+  static std::vector<memory::StepPlacement> plans(const models::Setup& setup, memory::Device device,
+                                                  optim::GradScaler* scaler) {
     return nn::plan_steps(device, [&](memory::Device on) {
       std::unique_ptr<nn::TrainingRun> run = models::zero_batch_run(setup)(on);
       run->options().scaler = scaler;
@@ -73,7 +73,7 @@ class Net {
     }
     optimizer_->set_rate(0.01 / (index + 1));
     if (recorded != nullptr) return value_of(recorded->run());
-    const PlacedArena::Step placed(*stack_.placed);
+    const memory::PlacedArena::Step placed(*stack_.placed);
     return value_of(nn::training_step(*optimizer_, loss_of(), options_));
   }
 
@@ -186,7 +186,7 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
 TEST_CASE("cuda graph: a captured step keeps its addresses, and gives them back", "[cuda][graph]") {
   if (!has_cuda()) return;
   Net net(text_setup(), cuda());
-  const std::shared_ptr<Arena> arena = net.stack_.arena;
+  const std::shared_ptr<memory::Arena> arena = net.stack_.arena;
   Tensor below = Tensor::empty({100'000}, DType::f32, cuda());
   const Tensor above = Tensor::empty({1000}, DType::f32, cuda());
   {
@@ -333,9 +333,9 @@ TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates
   };
   std::vector<std::vector<double>> eager, recorded;
   run(cuda(), false, &eager);
-  const Arena::Statistics real = run(cuda(), true, &recorded);
+  const memory::Arena::Statistics real = run(cuda(), true, &recorded);
   CHECK((eager == recorded));
-  const Arena::Statistics predicted = run(dry(cuda()), true, nullptr);
+  const memory::Arena::Statistics predicted = run(dry(cuda()), true, nullptr);
   CHECK(predicted.peak_height_bytes == real.peak_height_bytes);
   CHECK(predicted.peak_committed_bytes == real.peak_committed_bytes);
   CHECK(predicted.peak_requested_bytes == real.peak_requested_bytes);

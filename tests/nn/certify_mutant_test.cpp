@@ -85,36 +85,38 @@ nn::Plan with_tape(nn::Plan plan, const std::function<void(TapePlan&)>& change) 
   return plan;
 }
 
-nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlacement&)>& change) {
-  for (StepPlacement& step : plan.placement) change(step);
+nn::Plan with_step(nn::Plan plan, const std::function<void(memory::StepPlacement&)>& change) {
+  for (memory::StepPlacement& step : plan.placement) change(step);
   return plan;
 }
 
 /// Silently corrupts a live tensor, as if its block had been reused too early or overlapped another: at a chosen
 /// allocation it changes the oldest live activation.
-class Corrupting final : public Decorator {
+class Corrupting final : public memory::Decorator {
  public:
-  explicit Corrupting(std::shared_ptr<memory::Resource> upstream) : Decorator(std::move(upstream)) {}
+  explicit Corrupting(std::shared_ptr<memory::Resource> upstream) : memory::Decorator(std::move(upstream)) {}
   /// Strikes at the k-th allocation from now; 0 never strikes.
   void arm(std::uint64_t k) { k_ = k, count_ = 0; }
   std::uint64_t count() const { return count_; }
   bool has_struck() const { return has_struck_; }
 
  private:
-  memory::Block* do_allocate(const Request& request) override {
+  memory::Block* do_allocate(const memory::Request& request) override {
     memory::Block* const block = upstream_allocate(request);
     live_.push_back(block);
     if (++count_ == k_) strike();
     return block;
   }
-  void do_deallocate(memory::Block* block, Stream stream) noexcept override {
+  void do_deallocate(memory::Block* block, memory::Stream stream) noexcept override {
     live_.erase(std::find(live_.begin(), live_.end(), block));
     upstream_deallocate(block, stream);
   }
-  void do_relabel(memory::Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  void do_relabel(memory::Block* block, memory::Category category) noexcept override {
+    upstream_relabel(block, category);
+  }
   void strike() {
     for (memory::Block* const block : live_) {
-      if (block->category != Category::activation) continue;
+      if (block->category != memory::Category::activation) continue;
       auto* const first = reinterpret_cast<float*>(block->address);
       first[block->bytes / sizeof(float) / 2] += 1;
       has_struck_ = true;
@@ -130,45 +132,45 @@ class Corrupting final : public Decorator {
 /// Counts its runs in a buffer, recomputes included, like a batch norm that updates its statistics twice.
 struct CountsRuns {
   static constexpr const char* name = "counts_runs";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Tensor count;  // ()
-  Tensor forward(const Tensor& x, Needs, Saved&) const {
+  Tensor forward(const Tensor& x, ops::Needs, Saved&) const {
     Tensor y = clone(x);
     launch(count.device(), [&](const Addresses& at) { *at.as<float>(count) += 1; });
     return y;
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {std::move(dy)}; }
 };
 
 /// Draws its site when it runs, so that a recompute takes the next site, as if the generator had not been restarted.
 /// Returns only noise.
 struct DrawsLate {
   static constexpr const char* name = "draws_late";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
-  Tensor forward(const Tensor& x, Needs, Saved&) const {
+  Tensor forward(const Tensor& x, ops::Needs, Saved&) const {
     const Tensor y = Tensor::empty_like(x);
     fill_uniform(y, 0.5, 1.5);
     return y;
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {std::move(dy)}; }
 };
 
 /// Reads a tensor outside its operands. Nothing holds that tensor, so a recompute may read other values.
 struct ReadsAside {
   static constexpr const char* name = "reads_aside";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
   Tensor aside;  // ()
-  Tensor forward(const Tensor& x, Needs, Saved&) const {
+  Tensor forward(const Tensor& x, ops::Needs, Saved&) const {
     Tensor y = clone(x);
     launch(y.device(), [&](const Addresses& at) {
       for (std::int64_t i = 0; i < y.elements(); ++i) at.as<float>(y)[i] += *at.as<float>(aside);
     });
     return y;
   }
-  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const { return {std::move(dy)}; }
 };
 
 /// The net with an operator in front of it; a scale before that operator makes the input need a gradient.
@@ -289,27 +291,29 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
   own.evaluate = nullptr;
   const Runs runs(own);
   const nn::Plan good = smallest_plan(runs);
-  const auto fate = [&](const std::function<void(StepPlacement&)>& change) {
+  const auto fate = [&](const std::function<void(memory::StepPlacement&)>& change) {
     return outcome_of(runs, with_step(good, change), 1).ending;
   };
-  const auto neighbour = [](const StepPlacement& step) {  // a block that lives at the same time as block 0
+  const auto neighbour = [](const memory::StepPlacement& step) {  // a block that lives at the same time as block 0
     for (std::size_t b = 1; b < step.buffers.size(); ++b) {
       if (step.buffers[b].lower < step.buffers[0].upper) return b;
     }
     return std::size_t{0};
   };
   REQUIRE(neighbour(good.placement[0]) > 0);
-  CHECK(fate([&](StepPlacement& s) { s.placement.offsets[neighbour(s)] = s.placement.offsets[0]; }) == Ending::refused);
-  CHECK(fate([](StepPlacement& s) { s.placement.height -= 64; }) == Ending::refused);
-  CHECK(fate([](StepPlacement& s) { --s.buffers[0].upper; }) == Ending::refused);
-  CHECK(fate([](StepPlacement& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
-  CHECK(fate([](StepPlacement& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
+  CHECK(fate([&](memory::StepPlacement& s) { s.placement.offsets[neighbour(s)] = s.placement.offsets[0]; }) ==
+        Ending::refused);
+  CHECK(fate([](memory::StepPlacement& s) { s.placement.height -= 64; }) == Ending::refused);
+  CHECK(fate([](memory::StepPlacement& s) { --s.buffers[0].upper; }) == Ending::refused);
+  CHECK(fate([](memory::StepPlacement& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
+  CHECK(fate([](memory::StepPlacement& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
   // Consistent plans of another program: a block is freed earlier, is smaller, or is missing.
-  const auto placed_anew = [](StepPlacement& s) { s.placement = memory::place(s.buffers); };
-  CHECK(fate([&](StepPlacement& s) {
+  const auto placed_anew = [](memory::StepPlacement& s) { s.placement = memory::place(s.buffers); };
+  CHECK(fate([&](memory::StepPlacement& s) {
           for (std::size_t at = 1; at < s.events.size(); ++at) {
             if (s.events[at].bytes > 0 || s.events[at - 1].bytes == 0) continue;
-            if (s.events[at - 1].block == StepPlacement::not_placed || s.events[at - 1].block == s.events[at].block)
+            if (s.events[at - 1].block == memory::StepPlacement::not_placed ||
+                s.events[at - 1].block == s.events[at].block)
               continue;
             std::swap(s.events[at], s.events[at - 1]);  // the free comes first
             s.buffers[s.events[at - 1].block].upper = at - 1;
@@ -317,7 +321,7 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
             return placed_anew(s);
           }
         }) == Ending::left);
-  CHECK(fate([&](StepPlacement& s) {
+  CHECK(fate([&](memory::StepPlacement& s) {
           const auto largest = std::max_element(s.buffers.begin(), s.buffers.end(),
                                                 [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
           s.events[largest->lower].bytes = largest->bytes = 64;

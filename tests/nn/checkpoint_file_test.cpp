@@ -274,7 +274,7 @@ namespace {
 
 /// Adam's state for four layers, which may live in a file.
 struct Away {
-  explicit Away(std::shared_ptr<Tier> tier)
+  explicit Away(std::shared_ptr<memory::Tier> tier)
       : scope(generator), net(64), optimizer(net.trainable(), {.rate = 0.01, .tier = std::move(tier)}) {}
 
   void step() {
@@ -293,9 +293,9 @@ struct Away {
 
 TEST_CASE("checkpoint file: state that is away comes here for one parameter at a time", "[checkpoint_file]") {
   const TemporaryFolder folder;
-  std::shared_ptr<Tier> tier;
+  std::shared_ptr<memory::Tier> tier;
   try {
-    tier = std::make_shared<FileTier>();
+    tier = std::make_shared<memory::FileTier>();
   } catch (const FileError& error) {
     WARN("SKIPPED: " << error.what());
     return;
@@ -307,24 +307,24 @@ TEST_CASE("checkpoint file: state that is away comes here for one parameter at a
   }
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
-  Away away(std::make_shared<FileTier>());
+  Away away(std::make_shared<memory::FileTier>());
   for (int i = 0; i < 3; ++i) away.step();
   std::size_t largest = 0;
   for (const optim::Named& p : away.optimizer.parameters()) largest = std::max(largest, 2 * p.tensor.bytes());
   REQUIRE(largest < away.optimizer.state_bytes());
   const auto extra = [&](auto&& work) {
-    const std::size_t before = stack.ledger->bytes(Category::optimizer);
+    const std::size_t before = stack.ledger->bytes(memory::Category::optimizer);
     CHECK(before == 0);
     stack.ledger->reset_peak();
     const std::size_t live = stack.ledger->max_allocated();
     work();
-    CHECK(stack.ledger->bytes(Category::optimizer) == 0);
+    CHECK(stack.ledger->bytes(memory::Category::optimizer) == 0);
     return stack.ledger->max_allocated() - live;
   };
   CHECK(extra([&] { nn::save_checkpoint(folder / "away", away.net, away.optimizer, away.generator); }) <= largest);
   CHECK(read_text_file(folder / "away") == read_text_file(folder / "here"));
 
-  Away other(std::make_shared<FileTier>());
+  Away other(std::make_shared<memory::FileTier>());
   other.step();
   CHECK(extra([&] { nn::load_checkpoint(folder / "here", other.net, other.optimizer, other.generator); }) <= largest);
   nn::save_checkpoint(folder / "again", other.net, other.optimizer, other.generator);
@@ -332,7 +332,7 @@ TEST_CASE("checkpoint file: state that is away comes here for one parameter at a
 
   // A failed save leaves the state in the tier, and training goes on.
   CHECK_THROWS_AS(nn::save_checkpoint(folder / "no/such/folder", away.net, away.optimizer, away.generator), FileError);
-  CHECK(stack.ledger->bytes(Category::optimizer) == 0);
+  CHECK(stack.ledger->bytes(memory::Category::optimizer) == 0);
   away.step();
 }
 

@@ -71,7 +71,7 @@ TEST_CASE("fit cost: a result that is made of what is saved takes one pass over 
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     const TapeGraph::Node& node = graph.nodes[n];
     if (!node.type->has_output_from_saved) {
-      if (node.type->cost != Cost::view) CHECK(times[n].recompute == times[n].forward);
+      if (node.type->cost != ops::Cost::view) CHECK(times[n].recompute == times[n].forward);
       continue;
     }
     std::size_t bytes = graph.bytes_of(node.output);
@@ -96,7 +96,7 @@ TEST_CASE("fit cost: the bytes of forward and backward, and a product for each o
     const std::vector<nn::NodeTimes> traffic = nn::node_times(graph, no_arithmetic);
     for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
       const TapeGraph::Node& node = graph.nodes[n];
-      if (node.type->cost == Cost::view || !node.needs.any()) continue;
+      if (node.type->cost == ops::Cost::view || !node.needs.any()) continue;
       if (node.multiply_adds > 0) {
         const int count = (node.needs[0] ? 1 : 0) + (node.needs[1] ? 1 : 0);
         CHECK(products[n].backward == Approx(count * products[n].forward));
@@ -115,7 +115,7 @@ TEST_CASE("fit cost: the bytes of forward and backward, and a product for each o
           extras += bytes_of(value);
         }
       }
-      const bool has_statistics = node.type->cost == Cost::reduction && node.type->has_output_from_saved;
+      const bool has_statistics = node.type->cost == ops::Cost::reduction && node.type->has_output_from_saved;
       const double both = bytes_of(node.output) + (has_statistics ? 2 : 1) * in;
       CHECK(traffic[n].backward == Approx((saved + both) / machine.bytes_per_s));
       CHECK(traffic[n].forward == Approx((extras + both) / machine.bytes_per_s));

@@ -42,7 +42,7 @@ nn::PlannerOptions offloading(const std::string& folder) {
   nn::PlannerOptions options;
   options.spilling.offloads = true;
   options.make_tier = [folder](memory::Device device) {
-    return std::make_shared<FileTier>(device, offload_test::options_at(folder));
+    return std::make_shared<memory::FileTier>(device, offload_test::options_at(folder));
   };
   return options;
 }

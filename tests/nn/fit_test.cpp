@@ -152,7 +152,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       CHECK(plan.time_gap() >= 0);
       // Blocks are placed ahead only if that commits no more than an arena that places them as they come.
       const nn::MemoryProfile unplaced = nn::profile_training(dry(cpu), make, 2, true);
-      const std::vector<StepPlacement> placement = nn::plan_steps(unplaced, nn::placement_options(cpu, 1));
+      const std::vector<memory::StepPlacement> placement = nn::plan_steps(unplaced, nn::placement_options(cpu, 1));
       const std::size_t placed_bytes = nn::profile_training(dry(cpu), make, 2, false, placement).peak_bytes;
       CHECK(plan.peak_bytes == std::min(unplaced.peak_bytes, placed_bytes));
       CHECK(plan.placement.empty() == (placed_bytes > unplaced.peak_bytes));

@@ -173,7 +173,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
   bool has_scale = false;
   for (std::size_t i = 0; i < model->buffers().size(); ++i) {
     const Tensor a = model->buffers()[i].tensor, b = other->buffers()[i].tensor;
-    const Pin left(a), right(b);
+    const memory::Pin left(a), right(b);
     CHECK(std::memcmp(left.data(), right.data(), a.bytes()) == 0);
     has_scale = has_scale || (a.dtype() == DType::f32 && to_host<float>(a)[0] != 0);
   }

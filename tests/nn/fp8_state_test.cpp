@@ -92,7 +92,7 @@ struct Layer {
 };
 
 std::vector<std::byte> bytes_of(const Tensor& t) {
-  const Pin pin(t);
+  const memory::Pin pin(t);
   const auto* const first = static_cast<const std::byte*>(pin.data());
   return {first, first + t.bytes()};
 }
@@ -122,7 +122,7 @@ TEST_CASE("fp8 state: a ring of steps, scales of those before", "[fp8]") {
     const float own = kernels::fp8_scale_from(layer.amax(layer.x, factor), DType::f8e4m3, 1);
     CHECK(to_host<float>(codes.scale)[0] == (twin.scale[0] == 0 ? own : twin.scale[0]));
     {
-      Transaction step;
+      tape::Transaction step;
       layer.run(factor, 1 / factor);
       check(layer.state, twin);  // nothing before the commit
       step.commit();
@@ -139,7 +139,7 @@ TEST_CASE("fp8 state: passes of one step share a place", "[fp8]") {
   const GeneratorScope scope(generator);
   Layer layer(4);
   Twin twin(4);
-  Transaction step;
+  tape::Transaction step;
   for (const double factor : {1.0, 3.0, 2.0}) layer.run(factor, factor);
   step.commit();
   twin.record(0, layer.amax(layer.x, 3));
@@ -153,7 +153,7 @@ TEST_CASE("fp8 state: what records nothing", "[fp8]") {
   const GeneratorScope scope(generator);
   Layer layer(2);
   {
-    Transaction step;
+    tape::Transaction step;
     layer.run(1, 1);
     step.commit();
   }
@@ -161,12 +161,12 @@ TEST_CASE("fp8 state: what records nothing", "[fp8]") {
   layer.run(5, 5, false);  // evaluation
   CHECK(all_of(layer.state) == before);
   {
-    Transaction dropped;  // a step that failed
+    tape::Transaction dropped;  // a step that failed
     layer.run(5, 5);
   }
   CHECK(all_of(layer.state) == before);
   {
-    Transaction skipped;  // a step that a loss scaler skipped
+    tape::Transaction skipped;  // a step that a loss scaler skipped
     layer.run(5, 5);
     skipped.drop_state();
     skipped.commit();
@@ -174,7 +174,7 @@ TEST_CASE("fp8 state: what records nothing", "[fp8]") {
   CHECK(all_of(layer.state) == before);
   // Neither x nor dy is finite, so only the weight is recorded.
   for (const double factor : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    Transaction step;
+    tape::Transaction step;
     layer.run(factor, factor);
     step.commit();
     const std::vector<std::int64_t> steps = to_host<std::int64_t>(layer.state.steps);
@@ -190,7 +190,7 @@ TEST_CASE("fp8 state: zeros leave the scale to the next tensor", "[fp8]") {
   const GeneratorScope scope(generator);
   Layer layer(4);
   const auto step_of = [&](double factor) {
-    Transaction step;
+    tape::Transaction step;
     const Tensor dx = layer.run(1, factor);
     step.commit();
     return to_host<float>(dx);
@@ -212,7 +212,7 @@ TEST_CASE("fp8 state: a recompute uses the scales of its forward and records not
       const GeneratorScope scope(generator);
       Layer layer(2);
       for (const double factor : {1.0, 8.0, 0.5}) {
-        std::unique_ptr<Transaction> step = has_transaction ? std::make_unique<Transaction>() : nullptr;
+        std::unique_ptr<tape::Transaction> step = has_transaction ? std::make_unique<tape::Transaction>() : nullptr;
         Tensor dx;
         if (recomputes) {
           dx = layer.run(factor, 1, true, true);

@@ -45,7 +45,7 @@ double y_at(std::int64_t step, std::int64_t micro_batch, std::int64_t i) {
 struct Net final : nn::Module {
   explicit Net(memory::Device device) {
     const auto add = [&](const char* name, double start) {
-      return add_parameter(name, full({size}, start, DType::f64, device, Category::parameter));
+      return add_parameter(name, full({size}, start, DType::f64, device, memory::Category::parameter));
     };
     a = add("a", 0.5), b = add("b", -0.3), c = add("c", 0.2);
   }
@@ -59,7 +59,7 @@ struct Batch {
 
 Batch batch_of(std::int64_t step, memory::Device device) {
   const auto rows = [&](double (*at)(std::int64_t, std::int64_t, std::int64_t)) {
-    Tensor all = Tensor::empty({micro_batches, size}, DType::f64, device, Category::input);
+    Tensor all = Tensor::empty({micro_batches, size}, DType::f64, device, memory::Category::input);
     Values values;
     for (std::int64_t m = 0; m < micro_batches; ++m) {
       for (std::int64_t i = 0; i < size; ++i) values.push_back(at(step, m, i));

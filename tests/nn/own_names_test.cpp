@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <thimble/models/models.h>
 #include <thimble/thimble.h>
 
 #include "support/catch.h"
@@ -10,6 +11,27 @@
 using namespace thimble;
 
 namespace {
+
+template <int>
+struct Named {
+  int value = 0;
+};
+using Category = Named<0>;
+using Cost = Named<1>;
+using Gradients = Named<2>;
+using Input = Named<3>;
+using Leaf = Named<4>;
+using Ledger = Named<5>;
+using Limit = Named<6>;
+using Needs = Named<7>;
+using Origin = Named<8>;
+using Output = Named<9>;
+using Pin = Named<10>;
+using Request = Named<11>;
+using Stream = Named<12>;
+using Ticket = Named<13>;
+using Tier = Named<14>;
+using Transaction = Named<15>;
 
 struct Device {
   memory::Device on = cpu;
@@ -113,4 +135,11 @@ TEST_CASE("own names: a program's Block takes the step of hand-written loops bes
   step(nothing, dry_run, window, width);
   CHECK(dry_run.trace.losses.empty());
   CHECK(to_string(nothing.linear.weight.device()) == "dry(cpu)");
+}
+
+TEST_CASE("own names: sixteen more are free") {
+  CHECK(Category{1}.value + Cost{2}.value + Gradients{3}.value + Input{4}.value + Leaf{5}.value + Ledger{6}.value +
+            Limit{7}.value + Needs{8}.value + Origin{9}.value + Output{10}.value + Pin{11}.value + Request{12}.value +
+            Stream{13}.value + Ticket{14}.value + Tier{15}.value + Transaction{16}.value ==
+        136);
 }

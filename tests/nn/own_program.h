@@ -67,8 +67,8 @@ struct Sizes {
 
 inline Batch make_batch(const Sizes& sizes, std::int64_t step, memory::Device device) {
   const std::int64_t n = sizes.samples(step);
-  Batch batch{Tensor::empty({n, sizes.width}, DType::f32, device, Category::input),
-              Tensor::empty({n, 1}, DType::f32, device, Category::input)};
+  Batch batch{Tensor::empty({n, sizes.width}, DType::f32, device, memory::Category::input),
+              Tensor::empty({n, 1}, DType::f32, device, memory::Category::input)};
   fill_normal(batch.x, 0, 1);
   fill_normal(batch.y, 0, 1);
   return batch;

@@ -78,7 +78,7 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   CHECK(read.tape->sizes == plan.tape->sizes);
   REQUIRE(read.placement.size() == plan.placement.size());
   for (std::size_t i = 0; i < read.placement.size(); ++i) {
-    const StepPlacement &a = read.placement[i], &b = plan.placement[i];
+    const memory::StepPlacement &a = read.placement[i], &b = plan.placement[i];
     CHECK(a.buffers == b.buffers);
     CHECK(a.placement.offsets == b.placement.offsets);
     CHECK(a.placement.height == b.placement.height);
@@ -131,7 +131,7 @@ TEST_CASE("plan file: the text of a plan, line by line", "[plan]") {
       "plan of 5 nodes and 2 trained leaves\n  for cpu, generic, 2 threads, thimble 1.2\n  steps of 3 micro-batches\n" +
       figures + "  4 segments that run again; of 5 nodes 2 drop their result there; 6 tensors are spilled\n";
   CHECK(nn::to_text(plan) == head);
-  StepPlacement first, steady;
+  memory::StepPlacement first, steady;
   first.events.resize(9), first.buffers.resize(7), first.placement.height = 2048;
   steady.events.resize(8), steady.buffers.resize(3), steady.placement.height = 100, steady.placement.is_optimal = true;
   plan.placement = {first, steady};
@@ -144,7 +144,7 @@ TEST_CASE("plan file: the text of a plan, line by line", "[plan]") {
   // No figure in the file takes the place of another.
   plan.placement.clear();
   plan.description = "by hand", plan.step_s = 0.5, plan.offloaded_bytes = 6, plan.packed_bytes = 7;
-  for (std::size_t c = 0; c < category_count; ++c) plan.peak_by_category[c] = 100 + c;
+  for (std::size_t c = 0; c < memory::category_count; ++c) plan.peak_by_category[c] = 100 + c;
   plan.packed = {{"gelu", DType::i8, 8, 9, 10}};
   const nn::Plan back = nn::parse_plan(nn::plan_to_json(plan), "by hand");
   const auto numbers = [](const nn::Plan& p) {

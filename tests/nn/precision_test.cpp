@@ -77,7 +77,7 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
                           << ", dropout " << sizes.dropout);
       const models::Theory theory = models::make_theory(model, sizes, precision);
       if (!theory.unknown.empty()) {
-        CHECK_THROWS_AS(theory.kept_bytes(Category::activation, samples), ValueError);
+        CHECK_THROWS_AS(theory.kept_bytes(memory::Category::activation, samples), ValueError);
         CHECK((theory.layers.empty() && theory.outside.empty()));
         return false;
       }
@@ -85,7 +85,7 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
       const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
       check_theory(theory, model, sizes, samples, false, is_delayed ? fp8_products * 12 : 0);
       if (precision.compute || precision.fp8) {
-        CHECK_THROWS_AS(theory.kept_bytes(Category::activation, samples, true), ValueError);
+        CHECK_THROWS_AS(theory.kept_bytes(memory::Category::activation, samples, true), ValueError);
       }
       return true;
     };

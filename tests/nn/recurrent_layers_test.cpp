@@ -119,7 +119,7 @@ TEST_CASE("recurrent layers: a layer keeps its input and its states for backward
     y = sum(layer(x));
   }
   // Besides parameters: x and the result, with a row for the cell.
-  CHECK(tape.kept_bytes(Category::activation) == (7 * 2 * 3 + 8 * 2 * 4) * sizeof(float));
+  CHECK(tape.kept_bytes(memory::Category::activation) == (7 * 2 * 3 + 8 * 2 * 4) * sizeof(float));
   tape.backward(y);
   for (const nn::NamedTensor& p : layer.parameters()) CHECK(p.tensor.grad().defined());
 }

@@ -41,7 +41,7 @@ constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN(),
 
 std::vector<std::byte> bytes_of(const Tensor& t) {
   const Tensor here = to_device(t.detach(), cpu);
-  const Pin pin(here);
+  const memory::Pin pin(here);
   const auto* const first = static_cast<const std::byte*>(pin.data());
   return {first, first + here.bytes()};
 }

@@ -31,19 +31,19 @@ struct Interruption : std::runtime_error {
 // A user's operator with a bug: passes its input through, and throws on request.
 struct Fuse {
   static constexpr const char* name = "fuse";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   struct Saved {
     Tensor x;
   };
   enum class Burns : std::uint8_t { never, forward, backward };
   static inline Burns burns = Burns::never;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     if (burns == Burns::forward) throw Interruption();
     if (needs[0]) saved = {x};
     return clone(x);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const {
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const {
     if (burns == Burns::backward) throw Interruption();
     return {dy};
   }
@@ -92,7 +92,7 @@ Bytes bytes_of(const Tensor& t) {
   if (!t.defined()) return {};
   Bytes bytes(t.bytes());
   const Tensor dense = contiguous(t.detach());
-  if (!bytes.empty()) std::memcpy(bytes.data(), Pin(dense).data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), memory::Pin(dense).data(), bytes.size());
   return bytes;
 }
 
@@ -155,12 +155,16 @@ class Refusing final : public memory::Resource {
   explicit Refusing(std::shared_ptr<memory::Resource> upstream) : upstream_(std::move(upstream)) {}
   std::int64_t left = std::numeric_limits<std::int64_t>::max();  // requests until the refusal
 
-  memory::Block* allocate(const Request& request) override {
+  memory::Block* allocate(const memory::Request& request) override {
     if (left-- == 0) throw OutOfMemory("refused", {});
     return upstream_->allocate(request);
   }
-  void deallocate(memory::Block* block, Stream stream) noexcept override { upstream_->deallocate(block, stream); }
-  void relabel(memory::Block* block, Category category) noexcept override { upstream_->relabel(block, category); }
+  void deallocate(memory::Block* block, memory::Stream stream) noexcept override {
+    upstream_->deallocate(block, stream);
+  }
+  void relabel(memory::Block* block, memory::Category category) noexcept override {
+    upstream_->relabel(block, category);
+  }
   memory::Device device() const noexcept override { return upstream_->device(); }
 
  private:

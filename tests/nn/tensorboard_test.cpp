@@ -258,8 +258,8 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
   o.data = "synthetic", o.steps = 5, o.eval_every = 2, o.eval_batches = 1, o.schedule = "cosine";
   o.log = (folder.path / "run").string();
   std::vector<thimble::nn::Progress> told;
-  std::vector<thimble::CategoryBytes> peaks, now;  // of the step, and at its end
-  std::shared_ptr<thimble::Ledger> ledger;
+  std::vector<thimble::memory::CategoryBytes> peaks, now;  // of the step, and at its end
+  std::shared_ptr<thimble::memory::Ledger> ledger;
   thimble::models::train(
       thimble::models::prepare_training(o),
       [&](const thimble::nn::Progress& p) {
@@ -288,10 +288,10 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
   CHECK(curve("learning_rate") == rates);
   CHECK(curve("validation_loss") == validation);
   CHECK(validation.size() == 3);  // after 2, 4 and 5 steps
-  for (std::size_t c = 0; c < thimble::category_count; ++c) {
+  for (std::size_t c = 0; c < thimble::memory::category_count; ++c) {
     std::vector<std::pair<std::int64_t, float>> bytes;
     for (std::size_t i = 0; i < told.size(); ++i) bytes.emplace_back(told[i].step, static_cast<float>(peaks[i][c]));
-    const std::string name(to_string(static_cast<thimble::Category>(c)));
+    const std::string name(to_string(static_cast<thimble::memory::Category>(c)));
     INFO(name);
     CHECK(curve("bytes/" + name) == bytes);
   }
@@ -336,12 +336,12 @@ TEST_CASE("tensorboard: the peak of a step is its own", "[tensorboard]") {
   const ResourceScope scope(stack.top);
   for (const std::int64_t bytes : {1 << 20, 1 << 16}) {
     log.begin_step(false);
-    Tensor::empty({bytes}, DType::u8, cpu, Category::activation);
+    Tensor::empty({bytes}, DType::u8, cpu, memory::Category::activation);
     log.end_step({});
   }
   log.begin_step(true);  // a captured step allocates nothing: it reports the previous step's bytes
   CHECK(stack.ledger->max_allocated() == 1 << 16);
-  Tensor::empty({1 << 18}, DType::u8, cpu, Category::activation);
+  Tensor::empty({1 << 18}, DType::u8, cpu, memory::Category::activation);
   log.end_step({});
   std::vector<float> peaks;
   for (const auto& file : fs::directory_iterator(folder.path)) {

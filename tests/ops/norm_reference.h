@@ -88,7 +88,7 @@ inline bool is_same(const Tensor& a, const Tensor& b) {
   if (!a.defined()) return true;
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   const Tensor da = contiguous(a.detach()), db = contiguous(b.detach());
-  return std::memcmp(Pin(da).data(), Pin(db).data(), da.bytes()) == 0;
+  return std::memcmp(memory::Pin(da).data(), memory::Pin(db).data(), da.bytes()) == 0;
 }
 
 // Values spread over [low, high] without a pattern.

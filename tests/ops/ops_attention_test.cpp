@@ -301,12 +301,12 @@ TEST_CASE("ops: attention takes views, and writes its gradient where qkv lay") {
   ops::Attention op;
   op.heads = 2, op.is_causal = true;
   ops::Attention::Saved saved;
-  const Tensor y = op.forward(qkv, {}, Needs(1), saved), dy = randn(y.shape());
-  const Tensor expected = op.backward(saved, clone(dy), Needs(1))[0];
+  const Tensor y = op.forward(qkv, {}, ops::Needs(1), saved), dy = randn(y.shape());
+  const Tensor expected = op.backward(saved, clone(dy), ops::Needs(1))[0];
   CHECK(expected.storage() != qkv.storage());
   saved.qkv = clone(qkv);
   const auto* const storage = saved.qkv.storage().get();
-  const Tensor in_place = op.backward(std::move(saved), dy, Needs(1))[0];
+  const Tensor in_place = op.backward(std::move(saved), dy, ops::Needs(1))[0];
   CHECK(in_place.storage().get() == storage);
   CHECK(host(in_place) == host(expected));
 }

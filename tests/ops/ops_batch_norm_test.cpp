@@ -296,14 +296,14 @@ TEST_CASE("ops_batch_norm: running statistics") {
   SECTION("change when a transaction is committed, and not otherwise") {
     const auto [mean, var] = make();
     {
-      Transaction step;
+      tape::Transaction step;
       batch_norm(x, {}, {}, mean, var, options);
       check_values(mean, {1, 1});
     }
     check_values(mean, {1, 1});
     check_values(var, {2, 2});
     {
-      Transaction step;
+      tape::Transaction step;
       batch_norm(x, {}, {}, mean, var, options);
       batch_norm(x, {}, {}, mean, var, options);  // sees the first call's change
       CHECK(step.staged_count() == 2);

@@ -497,7 +497,8 @@ TEST_CASE("ops: a linear layer without gradients makes its result and nothing el
     const std::vector<memory::Trace::Event> events = stack.trace->events();
     for (std::size_t i = before; i < events.size(); ++i) {
       const memory::Trace::Event& event = events[i];
-      const bool is_result = event.action == memory::Trace::Action::allocate && event.category != Category::workspace;
+      const bool is_result =
+          event.action == memory::Trace::Action::allocate && event.category != memory::Category::workspace;
       if (is_result) made.push_back(event.bytes);
     }
     CHECK(made == std::vector<std::size_t>{33 * 65 * 4});

@@ -80,7 +80,7 @@ struct NaivePool {
 bool is_same(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   const Tensor da = contiguous(a.detach()), db = contiguous(b.detach());
-  return std::memcmp(Pin(da).data(), Pin(db).data(), da.bytes()) == 0;
+  return std::memcmp(memory::Pin(da).data(), memory::Pin(db).data(), da.bytes()) == 0;
 }
 
 OperatorCase max_row(const char* name, const Shape& shape, const PoolWindow& window) {

@@ -440,7 +440,7 @@ TEST_CASE("ops: gradients of sum and mean take no room") {
     y = mean(x, {}, true);
   }
   const ops::Mean op{axis_mask("mean", {}, 2), true};
-  Gradients gradients = op.backward({x.shape()}, full({1, 1}, 2), Needs(1));
+  ops::Gradients gradients = op.backward({x.shape()}, full({1, 1}, 2), ops::Needs(1));
   CHECK(gradients[0].storage()->bytes() == 4);
   CHECK(gradients[0].shape() == x.shape());
   tape.backward(y, full({1, 1}, 2));

@@ -205,8 +205,8 @@ TEST_CASE("ops: softmax's gradient is written where its result lay") {
   const auto storage = y.storage().get();
   const ops::Softmax op{-1, 1, false};
   const Tensor dy = randn({4, 8});  // held here, so only y's buffer is free
-  const std::vector<float> expected = host(op.backward({clone(y)}, clone(dy), Needs(1))[0]);
-  Gradients gradients = op.backward({std::move(y)}, dy, Needs(1));
+  const std::vector<float> expected = host(op.backward({clone(y)}, clone(dy), ops::Needs(1))[0]);
+  ops::Gradients gradients = op.backward({std::move(y)}, dy, ops::Needs(1));
   CHECK(gradients[0].storage().get() == storage);
   CHECK(host(gradients[0]) == expected);
 }

@@ -87,16 +87,16 @@ enum class Gives : std::uint8_t { right, few, many, none, other_size, other_shap
 /// 2 x; `gives` selects the error of its results.
 struct Twice {
   static constexpr const char* name = "twice";
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
   struct Saved {
     Tensor x;
   };
   Gives gives = Gives::right;
-  Tensor forward(const Tensor& x, const Tensor&, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, const Tensor&, ops::Needs needs, Saved& saved) const {
     if (needs.any()) saved.x = x;
     return gives == Gives::no_result ? Tensor() : mul(x, 2);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const {
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const {
     const Tensor dx = mul(dy, 2);
     switch (gives) {
       case Gives::few:

@@ -58,7 +58,7 @@ class FusedRun final : public nn::TrainingRun {
     batch_ = model_->empty_batch(4, device);
     if (!device.is_dry) {
       for (const Tensor& t : {batch_.input, batch_.target}) {
-        const WritePin pin(t);
+        const memory::WritePin pin(t);
         for (std::int64_t i = 0; i < t.elements(); ++i) {
           const std::int64_t v = (i * i * 7 + i) % 10;
           t.dtype() == DType::i64 ? void(pin.as<std::int64_t>()[i] = v) : void(pin.as<float>()[i] = float(v) / 5 - 1);
@@ -86,7 +86,7 @@ class FusedRun final : public nn::TrainingRun {
   Bytes state() const {
     Bytes all;
     for (const Tensor& t : tensors()) {
-      const Pin pin(t);
+      const memory::Pin pin(t);
       const auto* const first = static_cast<const std::byte*>(pin.data());
       all.emplace_back(first, first + t.bytes());
     }
@@ -98,7 +98,7 @@ class FusedRun final : public nn::TrainingRun {
   void restore(const Bytes& state) {
     const std::vector<Tensor> list = tensors();
     for (std::size_t i = 0; i < list.size(); ++i) {
-      std::memcpy(WritePin(list[i]).data(), state[i].data(), state[i].size());
+      std::memcpy(memory::WritePin(list[i]).data(), state[i].data(), state[i].size());
     }
     std::int64_t counts[2];
     std::memcpy(counts, state.back().data(), sizeof counts);
@@ -128,8 +128,8 @@ class FusedRun final : public nn::TrainingRun {
 
 std::size_t gradient_peak(const std::vector<memory::Trace::Event>& events) {
   std::size_t most = 0;
-  for (const CategoryBytes& bytes : timeline(events)) {
-    most = std::max(most, static_cast<std::size_t>(bytes[static_cast<std::size_t>(Category::gradient)]));
+  for (const memory::CategoryBytes& bytes : timeline(events)) {
+    most = std::max(most, static_cast<std::size_t>(bytes[static_cast<std::size_t>(memory::Category::gradient)]));
   }
   return most;
 }
@@ -237,7 +237,7 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
     INFO(form.model);
     SECTION(std::string("unsecured: a typed error, or no trace, ") + form.model) {
       const memory::Stack stack = memory::make_resource(cpu);
-      const auto fail = std::make_shared<FailAt>(stack.top, 0);
+      const auto fail = std::make_shared<memory::FailAt>(stack.top, 0);
       const ResourceScope scope(fail);
       FusedRun run(form, cpu);
       const Bytes before = run.state();
@@ -272,15 +272,15 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
       Form secured = form;
       secured.fuses = FusedUpdate::secured;
       const memory::Stack stack = memory::make_resource(cpu);
-      const auto fail = std::make_shared<FailAt>(stack.top, 0);
-      const auto placed = std::make_shared<PlacedArena>(fail, nn::plan_steps(cpu, run_of(secured)));
+      const auto fail = std::make_shared<memory::FailAt>(stack.top, 0);
+      const auto placed = std::make_shared<memory::PlacedArena>(fail, nn::plan_steps(cpu, run_of(secured)));
       const ResourceScope scope(placed);
       FusedRun run(secured, cpu);
       const Bytes before = run.state();
       const auto step = [&](std::size_t plan) {
         placed->begin_step(plan);
         struct End {
-          PlacedArena& placed;
+          memory::PlacedArena& placed;
           ~End() { placed.end_step(); }
         } end{*placed};
         run.step();

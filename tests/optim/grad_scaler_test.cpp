@@ -33,7 +33,7 @@ class Net final : public nn::Module {
       : norm_(child<nn::BatchNorm2d>("norm", 4, nn::TensorOptions{device, dtype})),
         dropout_(child<nn::Dropout>("dropout", 0.25)),
         linear_(child<nn::Linear>("linear", 4, 3, nn::TensorOptions{device, dtype})),
-        input_(Tensor::empty({6, 4}, dtype, device, Category::input)) {
+        input_(Tensor::empty({6, 4}, dtype, device, memory::Category::input)) {
     std::vector<float> values(24);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i * i));
     copy_into(input_, from_host(values, {6, 4}, device));

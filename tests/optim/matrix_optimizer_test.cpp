@@ -37,7 +37,7 @@ std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Device devi
   std::vector<Named> list;
   for (const auto& [name, shape] : shapes) {
     Tensor t = device.is_dry ? Tensor::empty(shape, dtype, device) : to_dtype(randn(shape), dtype);
-    t.storage()->set_category(Category::parameter);
+    t.storage()->set_category(memory::Category::parameter);
     list.push_back({name, t.require_grad()});
   }
   return list;

@@ -41,7 +41,7 @@ bool is_allowed(NarrowUpdate update, DType dtype) {
 }
 
 std::unique_ptr<Optimizer> make_with(const std::string& name, const std::vector<Named>& list, NarrowUpdate update,
-                                     std::shared_ptr<Tier> tier = nullptr) {
+                                     std::shared_ptr<memory::Tier> tier = nullptr) {
   if (name != "adafactor without momentum") return make(name, list, std::move(tier), update);
   return std::make_unique<Adafactor>(list, AdafactorOptions{.rate = 0.02, .tier = std::move(tier), .narrow = update});
 }
@@ -80,7 +80,7 @@ struct Twin {
   std::vector<float> extra;  // master, or compensation
 
   Twin(const Tensor& p, NarrowUpdate update) : extra(static_cast<std::size_t>(p.elements())) {
-    const Pin pin(p);
+    const memory::Pin pin(p);
     stored.assign(pin.as<T>(), pin.as<T>() + p.elements());
     for (std::size_t i = 0; i < extra.size() && update == NarrowUpdate::master; ++i) {
       extra[i] = static_cast<float>(stored[i]);
@@ -118,7 +118,7 @@ void check_against_twin(const std::string& name, NarrowUpdate update) {
     set_gradients(list, step);
     for (std::size_t k = 0; k < list.size(); ++k) {
       wide[k].tensor.grad() = to_dtype(list[k].tensor.grad(), DType::f32);
-      const WritePin pin(wide[k].tensor);
+      const memory::WritePin pin(wide[k].tensor);
       for (std::size_t i = 0; i < twins[k].stored.size(); ++i) pin.as<float>()[i] = twins[k].read(update, i);
     }
     optimizer->set_gradient_factor(0.375), oracle->set_gradient_factor(0.375);
@@ -129,7 +129,7 @@ void check_against_twin(const std::string& name, NarrowUpdate update) {
       site.seed = 77, site.step = static_cast<std::uint64_t>(step), site.site = site_of(list[k].name);
       const std::vector<float> updated = to_host<float>(wide[k].tensor);
       for (std::size_t i = 0; i < updated.size(); ++i) twins[k].store(update, i, updated[i], site);
-      const Pin pin(list[k].tensor);
+      const memory::Pin pin(list[k].tensor);
       CHECK(std::memcmp(pin.data(), twins[k].stored.data(), updated.size() * sizeof(T)) == 0);
     }
   }
@@ -202,7 +202,7 @@ TEST_CASE("narrow state and updates: bytes are moments and copies, and a step ta
         const std::size_t each = update == NarrowUpdate::master ? 4 : update == NarrowUpdate::kahan ? 2 : 0;
         const auto optimizer = make_with(name, list, update);
         CHECK(optimizer->state_bytes() == moments + each * n);
-        CHECK(stack.ledger->bytes(Category::optimizer) == moments + each * n);
+        CHECK(stack.ledger->bytes(memory::Category::optimizer) == moments + each * n);
         if (!device.is_dry) set_gradients(list, 1);
         stack.ledger->reset_peak();
         const std::size_t peak = stack.ledger->max_allocated();
@@ -363,7 +363,7 @@ TEST_CASE("narrow state under a policy: theory == predicted == measured", "[prec
         const ResourceScope scope(stack.top);
         const Net net(setup);
         CHECK(static_cast<std::int64_t>(net.optimizer->state_bytes()) == theory_of(setup));
-        CHECK(stack.ledger->bytes(Category::optimizer) == net.optimizer->state_bytes());
+        CHECK(stack.ledger->bytes(memory::Category::optimizer) == net.optimizer->state_bytes());
       }
       for (const int micro_batches : {1, 2}) {
         setup.micro_batches = micro_batches;

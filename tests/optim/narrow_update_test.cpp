@@ -73,7 +73,7 @@ struct Twin {
 
 template <class T>
 std::vector<T> bits_of(const Tensor& t) {
-  const Pin pin(t);
+  const memory::Pin pin(t);
   const T* const data = pin.as<T>();
   return {data, data + t.elements()};
 }
@@ -182,7 +182,7 @@ TEST_CASE("narrow updates: state in bytes, names, and what is refused", "[optim]
       const Named p = make_parameter(row.dtype, device);
       const auto optimizer = make(true, p, row.narrow);
       CHECK(optimizer->state_bytes() == row.bytes * count);
-      CHECK(stack.ledger->bytes(Category::optimizer) == row.bytes * count);
+      CHECK(stack.ledger->bytes(memory::Category::optimizer) == row.bytes * count);
       CHECK((optimizer->state().size() == 3) == (*row.name != 0));
       if (*row.name != 0) CHECK(optimizer->state()[2].name == row.name);
     }

@@ -38,7 +38,7 @@ struct PlainMoment {
     if (dtype_ != DType::u8) return void(kept_ = to_dtype(t, dtype_));
     kept_ = quantize(t, how_);
     if (how_.is_signed) return;
-    const WritePin pin(kept_);
+    const memory::WritePin pin(kept_);
     for (std::size_t i = 0; i < values.size(); ++i) {
       auto& code = static_cast<std::uint8_t*>(pin.data())[i];
       if (code == 0 && values[i] > 0) code = 1;
@@ -180,7 +180,7 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
   for (int step = 1; step <= 2; ++step) {
     set_gradients(list, step);
     if (step == 1) {
-      const WritePin pin(list[0].tensor.grad());
+      const memory::WritePin pin(list[0].tensor.grad());
       pin.as<float>()[5] = std::nanf("");
     }
     adam.step();
@@ -231,7 +231,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
       const std::vector<Named> list = make_parameters(DType::f32, device);
       const auto optimizer = make(name, list);
       CHECK(optimizer->state_bytes() == expected);
-      CHECK(stack.ledger->bytes(Category::optimizer) == expected);
+      CHECK(stack.ledger->bytes(memory::Category::optimizer) == expected);
       if (!device.is_dry) set_gradients(list, 1);
       stack.ledger->reset_peak();
       const std::size_t peak = stack.ledger->max_allocated();

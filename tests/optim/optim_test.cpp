@@ -114,7 +114,7 @@ std::vector<Named> make_parameters(DType dtype, memory::Device device = cpu) {
     Values values(static_cast<std::size_t>(shapes[p].elements()));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = start_value(p, i);
     Tensor t = to_dtype(from_host(values, shapes[p], device), dtype);
-    if (t.storage()) t.storage()->set_category(Category::parameter);
+    if (t.storage()) t.storage()->set_category(memory::Category::parameter);
     list.push_back({"p" + std::to_string(p), t.require_grad()});
   }
   return list;
@@ -280,7 +280,7 @@ TEST_CASE("optim: state_bytes is what the ledger books", "[optim]") {
         const std::unique_ptr<Optimizer> optimizer = row.make(list);
         const std::size_t expected = elements * row.state_values * (dtype == DType::f64 ? 8 : 4);
         CHECK(optimizer->state_bytes() == expected);
-        CHECK(stack.ledger->bytes(Category::optimizer) == expected);
+        CHECK(stack.ledger->bytes(memory::Category::optimizer) == expected);
         CHECK(optimizer->state().size() == row.state_values * shapes.size());
         const std::size_t all = stack.ledger->bytes();
         if (!device.is_dry) set_gradients(list, 1, dtype);

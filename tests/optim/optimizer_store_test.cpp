@@ -36,7 +36,7 @@ struct Parameters {
     const GeneratorScope random(generator);
     for (const Shape& shape : shapes) {
       Tensor t = randn(shape);
-      if (t.storage()) t.storage()->set_category(Category::parameter);
+      if (t.storage()) t.storage()->set_category(memory::Category::parameter);
       list.push_back({"p" + std::to_string(list.size()), t.require_grad()});
     }
   }
@@ -50,7 +50,7 @@ struct Parameters {
 };
 
 std::unique_ptr<optim::Optimizer> make(const std::string& name, const Parameters& parameters,
-                                       std::shared_ptr<Tier> tier) {
+                                       std::shared_ptr<memory::Tier> tier) {
   if (name == "sgd") {
     return std::make_unique<optim::Sgd>(parameters.list,
                                         optim::SgdOptions{.rate = 0.1, .momentum = 0.9, .tier = std::move(tier)});
@@ -91,12 +91,12 @@ TEST_CASE("optimizer store: state in a tier gives the same bits, and is not here
     const auto kept = make(name, kept_parameters, nullptr);
     const std::size_t bytes = kept->state_bytes();
     CHECK(bytes == elements * 4 * (kept->name() == std::string("sgd") ? 1 : 2));
-    CHECK(stack.ledger->bytes(Category::optimizer) == bytes);
+    CHECK(stack.ledger->bytes(memory::Category::optimizer) == bytes);
     const auto away = make(name, parameters, tier);
     CHECK(away->offloads_state());
     CHECK(away->state_bytes() == bytes);
     for (int step = 0; step < 4; ++step) {
-      CHECK(stack.ledger->bytes(Category::optimizer) == bytes);
+      CHECK(stack.ledger->bytes(memory::Category::optimizer) == bytes);
       CHECK(tier->statistics().live_bytes == bytes);
       for (const auto& [optimizer, of] : {std::pair(kept.get(), &kept_parameters), {away.get(), &parameters}}) {
         of->set_gradients(step);
@@ -106,7 +106,7 @@ TEST_CASE("optimizer store: state in a tier gives the same bits, and is not here
       if (step == 2) CHECK(values(*away) == values(*kept));
     }
     CHECK(values(*away) == values(*kept));
-    CHECK(stack.ledger->bytes(Category::optimizer) == bytes);
+    CHECK(stack.ledger->bytes(memory::Category::optimizer) == bytes);
   }
 }
 

@@ -42,11 +42,11 @@ struct Counted {
   int* kept;
   int* backwards;
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const {
     if (needs.any()) saved.x = x, ++*kept;
     return clone(x);
   }
-  Gradients backward(Saved, Tensor dy, Needs) const {
+  ops::Gradients backward(Saved, Tensor dy, ops::Needs) const {
     ++*backwards;
     return {dy};
   }
@@ -76,7 +76,7 @@ TEST_CASE("own leaves: two optimizers that take turns, each with its own loss", 
       descend(dv, {2 * dv[0] + gv[0], 2 * dv[1] + gv[1]}, rate);
       check_close(g, gv);
       check_close(d, dv);
-      CHECK(stack.ledger->bytes(Category::gradient) == 0);
+      CHECK(stack.ledger->bytes(memory::Category::gradient) == 0);
     }
   }
 }
@@ -166,12 +166,12 @@ TEST_CASE("own leaves: leaves of nobody cost what constants cost", "[own_leaves]
     const Tensor x = full({8, 16}, 0.25);
     std::vector<Tensor> weights;
     for (int i = 0; i < 3; ++i) {
-      weights.push_back(full({16, 16}, 0.03 * (i + 1), DType::f32, cpu, Category::parameter));
+      weights.push_back(full({16, 16}, 0.03 * (i + 1), DType::f32, cpu, memory::Category::parameter));
       if (base != Base::constants) weights.back().require_grad();
       if (base == Base::frozen) weights.back().set_requires_grad(false);
     }
-    Tensor down = full({2, 16}, 0.1, DType::f32, cpu, Category::parameter);
-    Tensor up = full({16, 2}, 0.2, DType::f32, cpu, Category::parameter);
+    Tensor down = full({2, 16}, 0.1, DType::f32, cpu, memory::Category::parameter);
+    Tensor up = full({16, 2}, 0.2, DType::f32, cpu, memory::Category::parameter);
     down.require_grad(), up.require_grad();
     optim::Adam adam({{"down", down}, {"up", up}}, {.rate = 0.01});
     const auto loss = [&](std::int64_t) {
@@ -200,7 +200,7 @@ TEST_CASE("own leaves: leaves of nobody cost what constants cost", "[own_leaves]
     const std::vector<memory::Trace::Event> all = stack.trace->events();
     std::vector<std::pair<memory::Trace::Action, std::size_t>> events;
     for (std::size_t i = begin; i < all.size(); ++i) events.emplace_back(all[i].action, all[i].bytes);
-    CHECK(stack.ledger->bytes(Category::gradient) == 0);
+    CHECK(stack.ledger->bytes(memory::Category::gradient) == 0);
     return std::pair(events, values_of(up));
   };
   for (const bool has_plan : {false, true}) {

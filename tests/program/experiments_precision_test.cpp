@@ -197,7 +197,7 @@ TEST_CASE("experiments: every policy trains in the bytes that were predicted", "
 
 TEST_CASE("experiments: every policy's bytes are those of theory, by category", "[experiments][precision]") {
   const report::Experiment experiment = equal_experiment("precision-bytes");
-  REQUIRE(experiment.rows.size() == (nn::precisions().size() + 5) * category_count);
+  REQUIRE(experiment.rows.size() == (nn::precisions().size() + 5) * memory::category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == tally.rows);
   // Five categories per case, but four where tensors are packed.
@@ -293,14 +293,14 @@ TEST_CASE("theory: a ResNet's parameters in 8 bits against the ledger", "[theory
       setup.sizes.width = width, setup.sizes.image = image, setup.sizes.classes = classes;
       const bench::StepBytes bytes = bench::step_bytes(dry(cpu), models::int8_inference_run(setup));
       CHECK(models::make_theory(name, setup.sizes).int8_bytes() ==
-            bytes.most[static_cast<std::size_t>(Category::parameter)]);
+            bytes.most[static_cast<std::size_t>(memory::Category::parameter)]);
     }
   }
 }
 
 TEST_CASE("experiments: inference in 8 bits, category by category", "[experiments][quant]") {
   const report::Experiment experiment = equal_experiment("precision-int8-bytes");
-  REQUIRE(experiment.rows.size() == 2 * 2 * category_count);
+  REQUIRE(experiment.rows.size() == 2 * 2 * memory::category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == experiment.rows.size());
   CHECK(tally.with_theory == 2 * 2 * 3);

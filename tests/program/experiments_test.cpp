@@ -385,7 +385,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 class NotedRanks : public bench::WatchedRanks {
  public:
   NotedRanks(optim::Ranks& inner, std::vector<double>& taken) : WatchedRanks(inner, [] {}), taken_(taken) {}
-  void take_gradient(const std::shared_ptr<Leaf>& leaf) override {
+  void take_gradient(const std::shared_ptr<tape::Leaf>& leaf) override {
     taken_.push_back(now());
     WatchedRanks::take_gradient(leaf);
   }

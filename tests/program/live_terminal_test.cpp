@@ -180,8 +180,8 @@ TEST_CASE("seeing: the exit status of an error is memory's only for what lacks m
 
 TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[seeing]") {
   bench::LiveBytes bytes;
-  bytes.now[static_cast<std::size_t>(Category::parameter)] = 25 << 20;
-  bytes.now[static_cast<std::size_t>(Category::activation)] = 25 << 20;
+  bytes.now[static_cast<std::size_t>(memory::Category::parameter)] = 25 << 20;
+  bytes.now[static_cast<std::size_t>(memory::Category::activation)] = 25 << 20;
   bytes.committed_bytes = 60 << 20;
   bytes.peak_bytes = 80 << 20;
   bytes.budget_bytes = 100 << 20;
@@ -217,7 +217,7 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
   {
     const memory::Stack stack = memory::make_resource(cpu);
     bench::LiveView view(file, stack, std::size_t{1} << 20);
-    memory::Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
+    memory::Block* const block = stack.top->allocate({1 << 19, 64, memory::Category::gradient, 0, nullptr});
     view.print("step 1", true);
     stack.top->deallocate(block, nullptr);
     view.print(std::string(300, '3'), true);

@@ -22,7 +22,7 @@
 #include "support/markup.h"
 
 using namespace thimble::report;
-using thimble::Category;
+using thimble::memory::Category;
 
 namespace {
 
@@ -152,7 +152,7 @@ TEST_CASE("report: categories differ for every kind of colour vision", "[report]
     dark.push_back(paint_of(category).dark);
     names.insert(paint_of(category).name);
   }
-  CHECK(names.size() == thimble::category_count);  // the order holds every category once
+  CHECK(names.size() == thimble::memory::category_count);  // the order holds every category once
   CHECK(smallest_distance(light) > 0.105);
   CHECK(smallest_distance(dark) > 0.09);
   std::vector<std::string_view> light_series, dark_series;

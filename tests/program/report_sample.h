@@ -12,7 +12,7 @@
 namespace report_sample {
 
 using namespace thimble::report;
-using thimble::Category;
+using thimble::memory::Category;
 
 inline std::int64_t& part(CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
 

@@ -31,8 +31,8 @@ class Numbers {
   std::int64_t next() { return last_ += 1009; }
   std::size_t bytes() { return static_cast<std::size_t>(next()); }
   double real() { return static_cast<double>(next()) + 0.25; }
-  CategoryBytes categories() {
-    CategoryBytes all{};
+  memory::CategoryBytes categories() {
+    memory::CategoryBytes all{};
     for (std::size_t& each : all) each = bytes();
     return all;
   }
@@ -79,7 +79,7 @@ std::string printed(F&& print) {
   return out.text();
 }
 
-inline json by_category(const CategoryBytes& bytes) {
+inline json by_category(const memory::CategoryBytes& bytes) {
   return {{"parameter", bytes[0]}, {"gradient", bytes[1]},  {"optimizer", bytes[2]}, {"activation", bytes[3]},
           {"temporary", bytes[4]}, {"workspace", bytes[5]}, {"input", bytes[6]},     {"communication", bytes[7]}};
 }
@@ -109,7 +109,7 @@ inline std::string bytes_line(const std::string& name, std::size_t bytes) {
 }
 
 /// A line for each category.
-inline std::vector<std::string> category_lines(const CategoryBytes& bytes) {
+inline std::vector<std::string> category_lines(const memory::CategoryBytes& bytes) {
   const char* const names[] = {"parameter", "gradient",  "optimizer", "activation",
                                "temporary", "workspace", "input",     "communication"};
   std::vector<std::string> lines;

@@ -164,7 +164,7 @@ TEST_CASE("reports by hand: plan", "[program]") {
   check_lines(printed([&] { bench::print_plan_table(options, r); }),
               joined({begin, category_lines(r.plan.peak_by_category), rest}));
   const auto rank_line = [&](const char* names, const models::RankPlan& rank, const char* end) {
-    const CategoryBytes& c = rank.report.plan.peak_by_category;
+    const memory::CategoryBytes& c = rank.report.plan.peak_by_category;
     std::string line = names;
     for (const std::size_t bytes : {rank.report.plan.peak_bytes, c[0], c[1], c[2], c[7], c[3] + c[4] + c[5] + c[6]}) {
       line += " " + format_grouped(bytes);

@@ -18,7 +18,7 @@ using thimble::Tensor;
 using Values = std::vector<double>;
 
 inline Tensor leaf(const Values& values, const Shape& shape) {
-  Tensor t = thimble::from_host(values, shape, thimble::cpu, thimble::Category::parameter);
+  Tensor t = thimble::from_host(values, shape, thimble::cpu, thimble::memory::Category::parameter);
   t.require_grad();
   return t;
 }

@@ -215,7 +215,7 @@ inline void check_planned_within_a_second(std::string_view name, std::int64_t sa
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   const auto peak = static_cast<std::int64_t>(stack.arena->statistics().peak_committed_bytes);
   const models::ModelState state = theory.state(moments);
-  const std::int64_t kept_bytes = theory.kept_bytes(Category::activation, samples);
+  const std::int64_t kept_bytes = theory.kept_bytes(memory::Category::activation, samples);
   CHECK(peak > state.parameters + state.optimizer + kept_bytes);
   CHECK(peak < state.total() + kept_bytes);
   CHECK(elapsed.count() < 1);
@@ -238,7 +238,7 @@ void check_theory(const models::Theory& theory, std::string_view name, const mod
   const nn::Precision& precision = theory.precision;
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
-  const auto booked = [&](Category category, const std::string& path = "") {
+  const auto booked = [&](memory::Category category, const std::string& path = "") {
     return static_cast<std::int64_t>(stack.ledger->bytes(category, path));
   };
   const auto model = make_seeded<M>(name, options, precision.on(dry(cpu)));
@@ -253,22 +253,23 @@ void check_theory(const models::Theory& theory, std::string_view name, const mod
   for (const models::LayerTheory& layer : theory.layers) {
     INFO(layer.path);
     const std::vector<models::Term> kept = is_recomputed ? models::recomputed(layer) : layer.kept;
-    CHECK(booked(Category::activation, layer.path) ==
-          models::bytes_of(kept, Category::activation, samples) + more_in_layer);
+    CHECK(booked(memory::Category::activation, layer.path) ==
+          models::bytes_of(kept, memory::Category::activation, samples) + more_in_layer);
   }
   const models::ModelState state = theory.state(2);
   CHECK(loss.dtype() == (precision.parameters == DType::f64 ? DType::f64 : DType::f32));
-  CHECK(booked(Category::activation) == theory.kept_bytes(Category::activation, samples, is_recomputed) +
-                                            static_cast<std::int64_t>(theory.layers.size()) * more_in_layer);
-  CHECK(booked(Category::input) == theory.kept_bytes(Category::input, samples, is_recomputed));
-  CHECK(booked(Category::parameter) == state.parameters + state.buffers);
-  CHECK(booked(Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
-  CHECK(booked(Category::workspace) == 0);
+  CHECK(booked(memory::Category::activation) ==
+        theory.kept_bytes(memory::Category::activation, samples, is_recomputed) +
+            static_cast<std::int64_t>(theory.layers.size()) * more_in_layer);
+  CHECK(booked(memory::Category::input) == theory.kept_bytes(memory::Category::input, samples, is_recomputed));
+  CHECK(booked(memory::Category::parameter) == state.parameters + state.buffers);
+  CHECK(booked(memory::Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
+  CHECK(booked(memory::Category::workspace) == 0);
   tape.backward(loss, full({}, precision.scales_loss ? 65536 : 1, loss.dtype(), dry(cpu)));
-  CHECK(booked(Category::activation) == 0);
-  CHECK(booked(Category::gradient) == state.gradients);
+  CHECK(booked(memory::Category::activation) == 0);
+  CHECK(booked(memory::Category::gradient) == state.gradients);
   const optim::Adam optimizer(model->trainable(), {.narrow = precision.update});
-  CHECK(booked(Category::optimizer) == state.optimizer);
+  CHECK(booked(memory::Category::optimizer) == state.optimizer);
   CHECK(static_cast<std::int64_t>(optimizer.state_bytes()) == state.optimizer);
   CHECK(model->parameter_count() == state.parameter_elements);
 }

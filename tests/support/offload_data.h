@@ -25,7 +25,7 @@ inline std::string disk_folder() {
     for (const std::string& candidate : {std::filesystem::temp_directory_path().string(), std::string("/var/tmp"),
                                          std::filesystem::current_path().string()}) {
       try {
-        const DirectFile probe(candidate);
+        const memory::DirectFile probe(candidate);
         return candidate;
       } catch (const FileError&) {
       }
@@ -40,8 +40,8 @@ inline std::string disk_folder() {
   return folder;
 }
 
-inline FileTier::Options options_at(const std::string& folder, std::size_t chunk = 16384, int workers = 2) {
-  FileTier::Options options;
+inline memory::FileTier::Options options_at(const std::string& folder, std::size_t chunk = 16384, int workers = 2) {
+  memory::FileTier::Options options;
   options.folder = folder;
   options.chunk_bytes = chunk;
   options.workers = workers;
@@ -49,10 +49,11 @@ inline FileTier::Options options_at(const std::string& folder, std::size_t chunk
 }
 
 // Bytes that depend on their position and on `seed`; bools are 0 and 1.
-inline Tensor pattern(const Shape& shape, DType dtype, std::uint32_t seed, Category category = Category::temporary) {
+inline Tensor pattern(const Shape& shape, DType dtype, std::uint32_t seed,
+                      memory::Category category = memory::Category::temporary) {
   Tensor t = Tensor::empty(shape, dtype, cpu, category);
   if (t.elements() == 0) return t;
-  const WritePin pin(t);
+  const memory::WritePin pin(t);
   auto* const bytes = static_cast<unsigned char*>(pin.data());
   std::uint32_t state = seed * 2654435761u + 1;
   for (std::size_t i = 0; i < t.bytes(); ++i) {
@@ -65,12 +66,12 @@ inline Tensor pattern(const Shape& shape, DType dtype, std::uint32_t seed, Categ
 inline Bytes bytes_of(const Tensor& t) {
   Bytes bytes(t.bytes());
   const Tensor dense = contiguous(t);
-  if (!bytes.empty()) std::memcpy(bytes.data(), Pin(dense).data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), memory::Pin(dense).data(), bytes.size());
   return bytes;
 }
 
 // The statistics without times.
-inline std::vector<std::uint64_t> counts(const TierStatistics& s) {
+inline std::vector<std::uint64_t> counts(const memory::TierStatistics& s) {
   return {s.writes, s.reads, s.bytes_written, s.bytes_read, s.live_bytes, s.committed_bytes};
 }
 

@@ -74,7 +74,7 @@ Outcome run_once(const OperatorCase& row, DType dtype, memory::Device device, st
       outcome.y = row.run(operands);
     }
   }
-  outcome.tape_bytes = static_cast<std::int64_t>(tape.kept_bytes(Category::activation));
+  outcome.tape_bytes = static_cast<std::int64_t>(tape.kept_bytes(memory::Category::activation));
   const bool is_recorded = tape.node_count() > 0 && leaves != 0 && row.has_gradient;
   if (is_recorded) {
     Tensor seed = Tensor::empty(outcome.y.shape(), outcome.y.dtype(), device);
@@ -103,7 +103,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   if (a.elements() == 0) return true;
   const Tensor da = contiguous(a.detach()), db = contiguous(b.detach());
-  const Pin pa(da), pb(db);
+  const memory::Pin pa(da), pb(db);
   return std::memcmp(pa.data(), pb.data(), da.bytes()) == 0;
 }
 
@@ -159,12 +159,12 @@ void check_bytes(const OperatorCase& row) {
       const Recording on(tape);
       const Tensor y = row.run(operands);
     }
-    const auto booked = static_cast<std::int64_t>(stack.ledger->bytes(Category::activation));
+    const auto booked = static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::activation));
     CHECK(static_cast<std::int64_t>(tape.kept_bytes()) == booked);
     const std::int64_t e = static_cast<std::int64_t>(size_of(dtype)), s = dtype == DType::f64 ? 8 : 4;
     if (row.kept_bytes) CHECK(booked == row.kept_bytes(e, s));
     tape.clear();
-    CHECK(stack.ledger->bytes(Category::activation) == 0);
+    CHECK(stack.ledger->bytes(memory::Category::activation) == 0);
   }
 }
 
@@ -312,7 +312,7 @@ void check_operator(const OperatorCase& row) {
   {
     INFO("every block moved before every allocation");
     const auto stack = memory::make_resource(
-        cpu, {.arena = {.poison = true, .compaction = Arena::Compaction::before_every_allocation}});
+        cpu, {.arena = {.poison = true, .compaction = memory::Arena::Compaction::before_every_allocation}});
     const ResourceScope moving(stack.top);
     Tensor below = Tensor::empty({1000});  // freed when the operands are above it
     OperatorCase moved = row;

@@ -28,7 +28,7 @@ inline std::vector<Named> make_parameters(DType dtype = DType::f32, memory::Devi
   std::vector<Named> list;
   for (const Shape& shape : shapes) {
     Tensor t = device.is_dry ? Tensor::empty(shape, dtype, device) : to_dtype(randn(shape), dtype);
-    t.storage()->set_category(Category::parameter);
+    t.storage()->set_category(memory::Category::parameter);
     list.push_back({"p" + std::to_string(list.size()), t.require_grad()});
   }
   return list;
@@ -72,7 +72,7 @@ struct Restore {
 };
 
 inline std::unique_ptr<Optimizer> make(const std::string& name, const std::vector<Named>& list,
-                                       std::shared_ptr<Tier> tier = nullptr,
+                                       std::shared_ptr<memory::Tier> tier = nullptr,
                                        NarrowUpdate update = NarrowUpdate::rounded) {
   const MomentFormat moments = narrow(name.ends_with("8") ? DType::u8 : DType::bf16);
   if (name.starts_with("adamw")) {

@@ -55,7 +55,7 @@ inline StepsResult run_steps(const models::Setup& setup, dist::Communicator* ran
     const Tensor t = contiguous(named.tensor.detach());
     std::vector<std::byte>& bytes = result.tensors[named.name];
     bytes.resize(t.bytes());
-    std::memcpy(bytes.data(), Pin(t).data(), bytes.size());
+    std::memcpy(bytes.data(), memory::Pin(t).data(), bytes.size());
   };
   for (const nn::NamedTensor& p : parts.model->parameters()) note(p);
   for (const nn::NamedTensor& b : parts.model->buffers()) note(b);

@@ -21,10 +21,10 @@ struct Chain {
     RandomGenerator generator(3);
     const GeneratorScope random(generator);
     x = randn({64, 32}, DType::f32, device);
-    x.storage()->set_category(Category::input);
+    x.storage()->set_category(memory::Category::input);
     for (int i = 0; i < 3; ++i) {
       w.push_back(mul(randn({32, 32}, DType::f32, device), 0.2).require_grad());
-      w.back().storage()->set_category(Category::parameter);
+      w.back().storage()->set_category(memory::Category::parameter);
     }
   }
   Tensor loss() const {

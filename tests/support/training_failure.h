@@ -26,7 +26,7 @@ inline bool is_clean(const thimble::ThreadContext& now) {
 
 /// Fails each request of the next step once. Each time it compares the state, retries the step, and restores the run;
 /// finally it does the step.
-inline StepFailures walk_step(SmallTraining& run, thimble::FailAt& fail, const thimble::memory::Stack& stack) {
+inline StepFailures walk_step(SmallTraining& run, thimble::memory::FailAt& fail, const thimble::memory::Stack& stack) {
   StepFailures walk;
   const TrainingState before = run.state();
   const std::size_t bytes_before = stack.ledger->bytes();
@@ -58,7 +58,7 @@ inline StepFailures walk_step(SmallTraining& run, thimble::FailAt& fail, const t
   return walk;
 }
 
-inline void check_step(SmallTraining& run, thimble::FailAt& fail, const thimble::memory::Stack& stack) {
+inline void check_step(SmallTraining& run, thimble::memory::FailAt& fail, const thimble::memory::Stack& stack) {
   const StepFailures walk = walk_step(run, fail, stack);
   INFO(walk.requests << " requests");
   CHECK(walk.requests > 50);

@@ -62,7 +62,7 @@ class SmallTraining {
   /// Gradients of the batch, as bytes; the next step is not affected.
   std::vector<std::vector<std::byte>> gradients() {
     std::vector<std::vector<std::byte>> list;
-    const thimble::Transaction dropped;  // takes the gradients with it
+    const thimble::tape::Transaction dropped;  // takes the gradients with it
     thimble::optim::accumulate_gradients(options_.micro_batches, options_.samples,
                                          [this](std::int64_t i) { return loss_of(i); });
     for (const auto& p : model_->trainable()) list.push_back(thimble::testing::bytes_of(p.tensor.grad()));

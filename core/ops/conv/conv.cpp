@@ -76,7 +76,7 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
 
 Tensor workspace_of(std::size_t bytes, memory::Device device) {
   if (bytes == 0) return {};
-  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, memory::Category::workspace);
 }
 
 // The three computations, on dense tensors.

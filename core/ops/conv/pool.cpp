@@ -115,7 +115,8 @@ Gradients MaxPool2d::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
   if (keeps == MaxPoolKeeps::input) {
     const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
-    saved.taps = Tensor::empty(dy.shape(), kernels::pool_tap_dtype(windows.taps()), dy.device(), Category::workspace);
+    saved.taps =
+        Tensor::empty(dy.shape(), kernels::pool_tap_dtype(windows.taps()), dy.device(), memory::Category::workspace);
     run_max(windows, x, Tensor(), saved.taps);
   }  // frees x
   const Tensor dx = Tensor::empty_like(dy, saved.shape);

@@ -37,7 +37,7 @@ struct Elementwise {
   static_assert(std::is_trivially_copyable_v<F>, "a functor's attributes must be trivially copyable");
   static constexpr int operands = functor::operands<F>;
   static constexpr const char* name = F::name;
-  static constexpr Cost cost = Cost::elementwise;
+  static constexpr ops::Cost cost = ops::Cost::elementwise;
 
   F f;
 
@@ -48,7 +48,7 @@ struct Elementwise {
   };
 
   // The tensors that the gradients in `needs` keep: bits 0..2 are operands, bit 3 the output.
-  static constexpr unsigned keeps(Needs needs) {
+  static constexpr unsigned keeps(ops::Needs needs) {
     constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1: no gradient
     unsigned bits = 0;
     for (int i = 0; i < 3; ++i) {
@@ -57,22 +57,23 @@ struct Elementwise {
     return bits;
   }
   /// The operands with a gradient function.
-  static constexpr Needs differentiable{(functor::keeps<F, 0> >= 0 ? 1u : 0u) | (functor::keeps<F, 1> >= 0 ? 2u : 0u) |
-                                        (functor::keeps<F, 2> >= 0 ? 4u : 0u)};
+  static constexpr ops::Needs differentiable{(functor::keeps<F, 0> >= 0 ? 1u : 0u) |
+                                             (functor::keeps<F, 1> >= 0 ? 2u : 0u) |
+                                             (functor::keeps<F, 2> >= 0 ? 4u : 0u)};
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const requires(operands == 1) {
+  Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const requires(operands == 1) {
     return evaluate(x, Tensor(), Tensor(), needs, saved);
   }
-  Tensor forward(const Tensor& lhs, const Tensor& rhs, Needs needs, Saved& saved) const requires(operands == 2) {
+  Tensor forward(const Tensor& lhs, const Tensor& rhs, ops::Needs needs, Saved& saved) const requires(operands == 2) {
     return evaluate(lhs, rhs, Tensor(), needs, saved);
   }
-  Tensor forward(const Tensor& lhs, const Tensor& rhs, const Tensor& third, Needs needs, Saved& saved) const
+  Tensor forward(const Tensor& lhs, const Tensor& rhs, const Tensor& third, ops::Needs needs, Saved& saved) const
       requires(operands == 3) {
     return evaluate(lhs, rhs, third, needs, saved);
   }
 
-  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
-    Gradients gradients;
+  ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const {
+    ops::Gradients gradients;
     gradients.push_back(gradient<0>(saved, dy, needs, needs[1] || needs[2]));
     if constexpr (operands > 1) gradients.push_back(gradient<1>(saved, dy, needs, needs[2]));
     if constexpr (operands > 2) gradients.push_back(gradient<2>(saved, dy, needs, false));
@@ -90,7 +91,7 @@ struct Elementwise {
     }
   }
 
-  Tensor evaluate(const Tensor& lhs, const Tensor& rhs, const Tensor& third, Needs needs, Saved& saved) const {
+  Tensor evaluate(const Tensor& lhs, const Tensor& rhs, const Tensor& third, ops::Needs needs, Saved& saved) const {
     const Shape shape = elementwise_detail::common_shape(name, {&lhs, &rhs, &third});
     elementwise_detail::check_dtype(name, lhs.dtype(), functor::is_integral<F>);
     const DType dtype = functor::yields_bool<F> ? DType::boolean : lhs.dtype();
@@ -110,7 +111,7 @@ struct Elementwise {
 
   // Writes in dy's buffer if it is reusable and no later operand needs it.
   template <int W>
-  Tensor gradient(Saved& saved, Tensor& dy, Needs needs, bool dy_is_needed_later) const {
+  Tensor gradient(Saved& saved, Tensor& dy, ops::Needs needs, bool dy_is_needed_later) const {
     if constexpr (functor::keeps<F, W> < 0) {
       return {};
     } else {

@@ -146,7 +146,7 @@ Gradients Embedding::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);                                                            // (..., C)
   const Tensor dtable = Tensor::empty_like(dy, {saved.rows, dy.shape().back()});  // (V, C)
   const Tensor order = Tensor::empty({kernels::embedding_order_elements(saved.rows, ids.elements())}, DType::i64,
-                                     dy.device(), Category::workspace);
+                                     dy.device(), memory::Category::workspace);
   launch(dy.device(), [&](const Addresses& at) {
     kernels::EmbeddingGradArgs args;
     args.rows = saved.rows;
@@ -183,8 +183,8 @@ Gradients GatherAlong<is_of_rows>::backward(Saved saved, Tensor dy, Needs) const
   dy = contiguous(dy);
   const int along = normalize_axis(name, axis, dy.rank());
   const DType sum_dtype = sum_dtype_of(dy.dtype());
-  const Tensor sums =
-      zeros(saved.shape, sum_dtype, dy.device(), sum_dtype == dy.dtype() ? Category::temporary : Category::workspace);
+  const Tensor sums = zeros(saved.shape, sum_dtype, dy.device(),
+                            sum_dtype == dy.dtype() ? memory::Category::temporary : memory::Category::workspace);
   const Tensor at = is_of_rows ? spread_index(name, sums, saved.index, along) : saved.index;
   add_at(name, sums, at, dy, along, is_of_rows);
   return {to_dtype(sums, dy.dtype()), Tensor()};
@@ -212,7 +212,7 @@ Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index
   if (source.shape() != at.shape()) throw ShapeError(is() + ": expected a source " + to_string(at.shape()));
   const DType sum_dtype = sum_dtype_of(x.dtype());
   const Tensor sums = Tensor::empty(x.shape(), sum_dtype, x.device(),
-                                    sum_dtype == x.dtype() ? Category::temporary : Category::workspace);
+                                    sum_dtype == x.dtype() ? memory::Category::temporary : memory::Category::workspace);
   copy_into(sums, x);
   add_at(name, sums, at, contiguous(source), along, is_of_rows);
   saved.shape = at.shape();

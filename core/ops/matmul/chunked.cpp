@@ -195,14 +195,14 @@ struct Tiles {
   std::int64_t count() const { return (rows + step - 1) / step; }
   Tensor in_out(const Tensor& weight) const { return op.weight_is_in_out ? weight : view::transpose(weight); }
   Tensor buffer(const Tensor& like, std::int64_t columns) const {
-    return Tensor::empty({std::min(step, rows), columns}, like.dtype(), like.device(), Category::workspace);
+    return Tensor::empty({std::min(step, rows), columns}, like.dtype(), like.device(), memory::Category::workspace);
   }
   /// Multiplies in a workspace that all products share, so that a step's requests do not grow with its tiles.
   void multiply(MatmulCall call) const {
     const std::int64_t bytes = matmul_workspace_bytes(call);
     if (bytes > 0 && (!workspace.defined() || workspace.elements() < bytes)) {
       workspace = Tensor();
-      workspace = Tensor::empty({bytes}, DType::u8, call.c.device(), Category::workspace);
+      workspace = Tensor::empty({bytes}, DType::u8, call.c.device(), memory::Category::workspace);
     }
     call.workspace = workspace;
     matmul_into(call);
@@ -279,9 +279,9 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
   loss_detail::check_targets(form, dense_targets, classes);
 
   Pass pass{form, x, weight, dense_bias, dense_targets, {}, {}, {}};
-  pass.losses = Tensor::empty({rows}, statistic, x.device(), Category::workspace);
+  pass.losses = Tensor::empty({rows}, statistic, x.device(), memory::Category::workspace);
   if (has_gradients) {
-    pass.lse = Tensor::empty({rows}, statistic, x.device(), Category::workspace);
+    pass.lse = Tensor::empty({rows}, statistic, x.device(), memory::Category::workspace);
     pass.one = full({}, 1, statistic, x.device());
   }
   Tensor dx;
@@ -290,7 +290,8 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
   if (needs[1]) dweight.emplace(weight.shape(), x, chunks);
   if (needs[2]) dbias.emplace(Shape{classes}, x, chunks);
   {
-    const Tensor buffer = Tensor::empty({std::min(step, rows), classes}, x.dtype(), x.device(), Category::workspace);
+    const Tensor buffer =
+        Tensor::empty({std::min(step, rows), classes}, x.dtype(), x.device(), memory::Category::workspace);
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       const std::int64_t end = std::min(rows, begin + step);
       const Tensor part = view::slice(x, 0, begin, end), logits = view::slice(buffer, 0, 0, end - begin);

@@ -134,7 +134,7 @@ Tensor LinearQ8::forward(const Tensor& x, const Tensor& blocks, const Tensor& bi
   std::int64_t in_tile = std::clamp<std::int64_t>(tile_bytes(x.device()) / std::max<std::int64_t>(4 * in, 1), 1,
                                                   std::max<std::int64_t>(out, 1));
   if (in_tile < out && in_tile > aligned) in_tile -= in_tile % aligned;
-  const Tensor tile = Tensor::empty({in_tile, in}, DType::f32, x.device(), Category::workspace);
+  const Tensor tile = Tensor::empty({in_tile, in}, DType::f32, x.device(), memory::Category::workspace);
   for (std::int64_t o = 0; o < out; o += in_tile) {
     const std::int64_t count = std::min(in_tile, out - o);
     const Tensor part = view::slice(tile, 0, 0, count);  // (count, I)

@@ -107,7 +107,7 @@ void matmul_into(const MatmulCall& call) {
   if (bytes > 0 && call.workspace.defined()) {
     run(&call.workspace);
   } else if (bytes > 0) {
-    const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
+    const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, memory::Category::workspace);
     run(&workspace);
   } else {
     run(nullptr);  // small products need no workspace, and a tensor would slow them
@@ -129,7 +129,7 @@ Tensor column_sum(const Tensor& x) {
   Tensor partial;
   if (x.device().is_cuda()) {
     partial = Tensor::empty({kernels::column_sum_partial_elements(x.shape()[0], x.shape()[1])},
-                            x.dtype() == DType::f64 ? DType::f64 : DType::f32, x.device(), Category::workspace);
+                            x.dtype() == DType::f64 ? DType::f64 : DType::f32, x.device(), memory::Category::workspace);
   }
   launch(x.device(), [&](const Addresses& at) {
     kernels::ColumnSumArgs args;

@@ -61,7 +61,7 @@ struct ChannelStatistics {
   Tensor mean, rstd;
 };
 
-ChannelStatistics empty_statistics(const ChannelNorm& call, const Tensor& like, Category category) {
+ChannelStatistics empty_statistics(const ChannelNorm& call, const Tensor& like, memory::Category category) {
   const Shape shape{call.layout.instances, call.layout.groups};
   const DType dtype = statistics_dtype(like.dtype());
   return {Tensor::empty(shape, dtype, like.device(), category), Tensor::empty(shape, dtype, like.device(), category)};
@@ -79,7 +79,7 @@ Tensor row_of(const Tensor& matrix, std::int64_t row) {
 }
 
 Tensor workspace(std::int64_t elements, DType dtype, memory::Device device) {
-  return Tensor::empty({elements}, dtype, device, Category::workspace);
+  return Tensor::empty({elements}, dtype, device, memory::Category::workspace);
 }
 
 Tensor partial_sums(const ChannelLayout& layout, memory::Device device) {
@@ -88,13 +88,13 @@ Tensor partial_sums(const ChannelLayout& layout, memory::Device device) {
 }
 
 /// The later update of the running statistics by the batch's mean and variance.
-StateUpdate statistics_update(const ChannelNorm& call) {
-  StateUpdate update;
+tape::StateUpdate statistics_update(const ChannelNorm& call) {
+  tape::StateUpdate update;
   update.found =
-      zeros({2, call.running_mean.elements()}, DType::f64, call.running_mean.device(), Category::communication);
+      zeros({2, call.running_mean.elements()}, DType::f64, call.running_mean.device(), memory::Category::communication);
   update.state = {call.running_mean, call.running_var, Tensor()};
   update.number = call.momentum;
-  update.apply = [](const StateUpdate& u) {
+  update.apply = [](const tape::StateUpdate& u) {
     for (std::size_t i = 0; i < 2; ++i) {
       const Tensor running = writable_state(u.state[i]), found = row_of(u.found, static_cast<std::int64_t>(i));
       const Tensor before = to_dtype(running, DType::f64);
@@ -120,11 +120,12 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
   if (keeps_mask) kept.mask = Tensor::empty({(x.elements() + 7) / 8}, DType::u8, x.device());
   const bool has_statistics = call.uses_running || kept.mean.defined();
   const ChannelStatistics statistics =
-      kept.mean.defined() ? ChannelStatistics{kept.mean, kept.rstd}
-                          : empty_statistics(call, x, keeps_statistics ? Category::temporary : Category::workspace);
+      kept.mean.defined()
+          ? ChannelStatistics{kept.mean, kept.rstd}
+          : empty_statistics(call, x, keeps_statistics ? memory::Category::temporary : memory::Category::workspace);
   const bool updates = !has_statistics && call.running_mean.defined() && !context().is_recomputing;
-  Transaction* const later = updates ? deferring_transaction() : nullptr;
-  std::optional<StateUpdate> update;
+  tape::Transaction* const later = updates ? deferring_transaction() : nullptr;
+  std::optional<tape::StateUpdate> update;
   Tensor running_mean, running_var;
   if (later != nullptr) {  // the kernel writes 0 x 0 + 1 x the batch's
     update = statistics_update(call);
@@ -177,7 +178,7 @@ ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kep
   if (wants.weight) gradients.weight = Tensor::empty({layout.channels}, parameter_dtype, dy.device());
   if (wants.bias) gradients.bias = Tensor::empty({layout.channels}, parameter_dtype, dy.device());
   ChannelStatistics statistics{kept.mean, kept.rstd};
-  if (call.running_mean.defined()) statistics = empty_statistics(call, dy, Category::workspace);
+  if (call.running_mean.defined()) statistics = empty_statistics(call, dy, memory::Category::workspace);
   const Tensor coefficients = workspace(5 * layout.instances * layout.channels, statistics_type, dy.device());
   const bool sums = wants.weight || wants.bias || (wants.x && !call.uses_running);
   const Tensor partial = sums ? partial_sums(layout, dy.device()) : Tensor();
@@ -411,7 +412,7 @@ Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, 
   const DType statistics = norm_detail::statistics_dtype(dy.dtype());
   const Tensor partial =
       Tensor::empty({kernels::row_norm_partial_elements(rows, layout.length, wants_weight, wants_bias)}, statistics,
-                    dy.device(), Category::workspace);
+                    dy.device(), memory::Category::workspace);
   Tensor weight_term, bias_term;  // of a group, if there are several
   if (groups > 1 && wants_weight) weight_term = Tensor::empty_like(dweight);
   if (groups > 1 && wants_bias) bias_term = Tensor::empty_like(dbias);

@@ -35,14 +35,14 @@ std::int64_t rows_of_block(Fp8Role role) { return role == Fp8Role::weight ? fp8_
 std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
 /// The later update of an operand's row of the state by its amax, in f64.
-StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
-  StateUpdate update;
+tape::StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
+  tape::StateUpdate update;
   update.state = {use.state.amax, use.state.scale, use.state.steps};
   update.number = use.format.margin;
   update.step = use.step;
   update.dtype = use.dtype(role);
   update.row = static_cast<std::int64_t>(role);
-  update.apply = [](const StateUpdate& u) {
+  update.apply = [](const tape::StateUpdate& u) {
     const Tensor amax = writable_state(u.state[0]), next = writable_state(u.state[1]),
                  steps = writable_state(u.state[2]);
     const Tensor found = to_dtype(u.found, DType::f32);
@@ -71,7 +71,7 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   const memory::Device device = matrix.device();
   const auto row = static_cast<std::int64_t>(role);
   const bool records = use.records && use.state.defined() && !context().is_recomputing;
-  Transaction* const later = records ? deferring_transaction() : nullptr;
+  tape::Transaction* const later = records ? deferring_transaction() : nullptr;
   Fp8State state;
   if (known.defined() && (known.dtype() != DType::f32 || known.shape() != Shape{3} || !known.is_contiguous())) {
     throw DTypeError("fp8: known scales are " + describe(known) + "; expected f32 (3)");
@@ -108,8 +108,8 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
     for (const Tensor* t : {&state.amax, &state.scale, &state.steps}) t->storage()->bump_version();
   }
   if (later != nullptr) {
-    StateUpdate update = amax_update(use, role);
-    update.found = Tensor::empty({1}, DType::f64, device, Category::communication);
+    tape::StateUpdate update = amax_update(use, role);
+    update.found = Tensor::empty({1}, DType::f64, device, memory::Category::communication);
     copy_into(update.found, state.amax.window({1}, {1}, row));
     later->defer(std::move(update));
   }
@@ -131,7 +131,7 @@ void cast_into(const Tensor& matrix, DType code_dtype, const Tensor& scale, cons
   });
 }
 
-Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype, Category category) {
+Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype, memory::Category category) {
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1), block_rows = rows_of_block(role);
   const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device(), category);
   const Tensor scale =
@@ -158,12 +158,12 @@ Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool p
   if (turned && role != Fp8Role::weight) {
     throw ValueError("fp8: " + describe(matrix) + " transposed in blocks; only blocks of weights are square");
   }
-  Fp8Operand codes = encode_blocks(matrix, role, dtype, Category::workspace);
+  Fp8Operand codes = encode_blocks(matrix, role, dtype, memory::Category::workspace);
   Fp8Sides sides;
   sides.scale = codes.scale;
   if (turned) {
     sides.turned = Tensor::empty({matrix.size(1), blocks(matrix.size(0), fp8_multiple) * fp8_multiple}, dtype,
-                                 matrix.device(), Category::workspace);
+                                 matrix.device(), memory::Category::workspace);
     fp8_turn_into(sides.turned, codes.values, 0, matrix.size(1));
   }
   if (plain) sides.plain = codes.values;
@@ -173,7 +173,7 @@ Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool p
 // The matrix itself if it is bf16 and reusable, else a new tensor.
 Tensor place_of_decoded(const Tensor& matrix) {
   if (matrix.dtype() == DType::bf16 && is_reusable(matrix)) return matrix;
-  return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), Category::workspace);
+  return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), memory::Category::workspace);
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, con
   check(matrix, use, role);
   const DType dtype = use.dtype(role);
   if (use.format.scaling == Fp8Scaling::block) {
-    return encode_blocks(matrix, role, dtype, Category::temporary);
+    return encode_blocks(matrix, role, dtype, memory::Category::temporary);
   }
   const Tensor scale = scale_of_tensor(matrix, role, use, known);
   const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
@@ -244,13 +244,13 @@ Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use,
   Fp8Sides sides;
   if (use.format.scaling == Fp8Scaling::block) return sides_of_blocks(matrix, role, dtype, plain, turned);
   sides.scale = scale_of_tensor(matrix, role, use, known);
-  if (plain) sides.plain = Tensor::empty({rows, columns}, dtype, device, Category::workspace);
+  if (plain) sides.plain = Tensor::empty({rows, columns}, dtype, device, memory::Category::workspace);
   if (!turned) {
     cast_into(matrix, dtype, sides.scale, sides.plain, Tensor());
     return sides;
   }
   const std::int64_t padded = blocks(rows, fp8_multiple) * fp8_multiple;
-  sides.turned = Tensor::empty({columns, padded}, dtype, device, Category::workspace);
+  sides.turned = Tensor::empty({columns, padded}, dtype, device, memory::Category::workspace);
   launch(device, [&](const Addresses& at) {
     kernels::Fp8TurnArgs args;
     args.values = at(matrix);

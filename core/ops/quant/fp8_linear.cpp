@@ -121,13 +121,13 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args));
   Tensor workspace;
-  if (bytes > 0) workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
+  if (bytes > 0) workspace = Tensor::empty({bytes}, DType::u8, device, memory::Category::workspace);
   kernels::Fp8ScalesArgs grids;
   Tensor a_scale = call.a.scale, b_scale = call.b.scale;
   if (args.in_blocks) {
     grids = grids_of(call, args);
-    a_scale = Tensor::empty({grids.a.outer, grids.a.to_stride}, DType::f32, device, Category::workspace);
-    b_scale = Tensor::empty({grids.b.outer, grids.b.to_stride}, DType::f32, device, Category::workspace);
+    a_scale = Tensor::empty({grids.a.outer, grids.a.to_stride}, DType::f32, device, memory::Category::workspace);
+    b_scale = Tensor::empty({grids.b.outer, grids.b.to_stride}, DType::f32, device, memory::Category::workspace);
   }
   launch(device, [&](const Addresses& at) {
     args.a = at.as<std::uint8_t>(a);
@@ -245,7 +245,8 @@ void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w)
   const std::int64_t most =
       std::max(fewest_fp8_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) /
                                     fewest_fp8_rows * fewest_fp8_rows);
-  const Tensor window = Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), Category::workspace);
+  const Tensor window =
+      Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), memory::Category::workspace);
   for (std::int64_t r = 0; r < rows; r += most) {
     const std::int64_t end = std::min(rows, r + most);
     MatmulCall call = whole;
@@ -267,7 +268,7 @@ void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Opera
   const std::int64_t most = std::max(
       fp8_block, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
   const std::int64_t width = std::min(in, most);
-  const Tensor window = Tensor::empty({width * rows}, DType::bf16, x.values.device(), Category::workspace);
+  const Tensor window = Tensor::empty({width * rows}, DType::bf16, x.values.device(), memory::Category::workspace);
   for (std::int64_t i = 0; i < in; i += width) {
     const std::int64_t end = std::min(in, i + width);
     const Tensor part = view::reshape(view::slice(window, 0, 0, rows * (end - i)), {rows, end - i});
@@ -313,7 +314,7 @@ void multiply_codes_transposed(const char* name, const Tensor& dweight, const Fp
   const std::int64_t in = x.values.size(1), rows = dy.values.size(1);  // padded
   const std::int64_t most = std::max(fp8_block, turned_bytes / std::max<std::int64_t>(rows, 1) / fp8_block * fp8_block);
   const std::int64_t width = std::min(in, most);
-  const Tensor window = Tensor::empty({width, rows}, x.values.dtype(), x.values.device(), Category::workspace);
+  const Tensor window = Tensor::empty({width, rows}, x.values.dtype(), x.values.device(), memory::Category::workspace);
   for (std::int64_t i = 0; i < in; i += width) {
     const std::int64_t end = std::min(in, i + width);
     const Fp8Operand part{view::slice(window, 0, 0, end - i), x.scale};

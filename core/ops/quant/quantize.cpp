@@ -91,7 +91,7 @@ void wrote(const Tensor& t) {
   if (t.storage()) t.storage()->bump_version();
 }
 
-Tensor empty(const Shape& shape, const Quantization& how, memory::Device device, Category category) {
+Tensor empty(const Shape& shape, const Quantization& how, memory::Device device, memory::Category category) {
   check_description(how);
   Tensor codes = Tensor::empty(shape, how.dtype, device, category);
   codes.set_scale(Tensor::empty(scale_shape(shape, how.blocks), how.scale, device, category));
@@ -123,7 +123,7 @@ std::size_t quantized_bytes(const Shape& shape, const Quantization& how) {
          static_cast<std::size_t>(scale_shape(shape, how.blocks).elements()) * size_of(how.scale);
 }
 
-Tensor quantize(const Tensor& t, const Quantization& how, Category category) {
+Tensor quantize(const Tensor& t, const Quantization& how, memory::Category category) {
   check_values("quantize", t);
   const Tensor codes = empty(t.shape(), how, t.device(), category);
   quantize_into(codes, t, how);
@@ -147,7 +147,7 @@ void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how
   wrote(*codes.scale());
 }
 
-Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Category category) {
+Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, memory::Category category) {
   check_codes("dequantize", codes, how);
   if (!is_floating(dtype)) {
     throw DTypeError("dequantize: to " + std::string(to_string(dtype)) + "; expected a floating dtype");

@@ -76,7 +76,7 @@ std::size_t quantized_bytes(const Shape& shape, const Quantization& how);
 
 /// Codes of `t` with their scales. Throws DTypeError if `t` is not floating or has scales itself, or for a dtype that
 /// Quantization does not support; ValueError as scale_shape; OutOfMemory; DeviceError if this build has no kernels.
-Tensor quantize(const Tensor& t, const Quantization& how, Category category = Category::temporary);
+Tensor quantize(const Tensor& t, const Quantization& how, memory::Category category = memory::Category::temporary);
 
 /// Writes codes and scales to a dense tensor of t's shape that quantize() made. Counts as a write of both. Throws as
 /// quantize does, and ShapeError or DTypeError if `codes` is no such tensor.
@@ -85,7 +85,7 @@ void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how
 /// A dense tensor of a floating dtype with the values. Throws DTypeError or ShapeError if quantize() did not make
 /// `codes` by `how`.
 Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype = DType::f32,
-                  Category category = Category::temporary);
+                  memory::Category category = memory::Category::temporary);
 
 /// dequantize into a dense tensor of the codes' shape. Counts as a write.
 void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& how);

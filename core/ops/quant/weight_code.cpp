@@ -71,7 +71,7 @@ kernels::Nf4Args nf4_args(std::byte* coded, float* amax, void* values, DType dty
 }
 
 Tensor magnitudes(std::int64_t n, memory::Device device) {
-  return Tensor::empty({ceil_div(n, kernels::nf4_block)}, DType::f32, device, Category::workspace);
+  return Tensor::empty({ceil_div(n, kernels::nf4_block)}, DType::f32, device, memory::Category::workspace);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ Tensor forward(const Form& form, const Tensor& scores, const Tensor& targets, co
   const bool is_per_row = form.reduction == LossReduction::none;
   const DType dtype = loss_dtype(scores.dtype());
   const Tensor losses = Tensor::empty(targets.shape(), dtype, scores.device(),
-                                      is_per_row ? Category::temporary : Category::workspace);  // (...)
+                                      is_per_row ? memory::Category::temporary : memory::Category::workspace);  // (...)
   const Tensor out = is_per_row ? losses : Tensor::empty({}, dtype, scores.device());
   if (out.elements() == 0) return out;
   launch(scores.device(), [&](const Addresses& at) {

@@ -28,7 +28,7 @@ kernels::ReduceOperand operand(const Tensor& t, AxisMask axes, const Addresses& 
 // Workspace between the stages of a long reduction, `doubles` per output and range; undefined if one stage suffices.
 Tensor partial_room(const Tensor& t, const AxisSplit& sizes, std::int64_t doubles) {
   const std::int64_t count = kernels::reduce_partial_elements(sizes.kept.elements(), sizes.reduced.elements());
-  return count > 0 ? Tensor::empty({doubles * count}, DType::f64, t.device(), Category::workspace) : Tensor();
+  return count > 0 ? Tensor::empty({doubles * count}, DType::f64, t.device(), memory::Category::workspace) : Tensor();
 }
 
 }  // namespace
@@ -526,7 +526,8 @@ Tensor ArgSort::forward(const Tensor& x, Needs, Saved&) const {
   const Tensor order = Tensor::empty(shape, DType::i32, x.device());
   const std::int64_t row_count = lines_of(x.shape(), along).lines();
   const std::int64_t room = kernels::sort_workspace_elements(x.device(), row_count, length);
-  const Tensor workspace = room > 0 ? Tensor::empty({room}, DType::i32, x.device(), Category::workspace) : Tensor();
+  const Tensor workspace =
+      room > 0 ? Tensor::empty({room}, DType::i32, x.device(), memory::Category::workspace) : Tensor();
   launch(x.device(), [&](const Addresses& at) {
     kernels::SortArgs args;
     args.rows = row_count;
@@ -546,7 +547,7 @@ Gradients ArgSort::backward(Saved, Tensor, Needs) const { return {Tensor()}; }
 
 Tensor Choose::forward(const Tensor& weights, const Tensor& points, Needs, Saved&) const {
   const Tensor w = contiguous(to_dtype(weights, DType::f64)), u = contiguous(points);
-  const Tensor sums = Tensor::empty(w.shape(), DType::f64, w.device(), Category::workspace);
+  const Tensor sums = Tensor::empty(w.shape(), DType::f64, w.device(), memory::Category::workspace);
   cumsum_into(sums, w, w.rank() - 1, false);
   check_weights(name, w, sums);
   const Tensor places = Tensor::empty(u.shape(), DType::i64, u.device());

@@ -121,7 +121,7 @@ TEST_CASE("generating: bytes where attention takes more threads as it goes on", 
     dry_cache.advance(prepared.plan.cache.context - 2);
     const std::size_t last = dry_cache.step_workspace_bytes(1, DType::f32);
     CHECK(last >= 2 * first);
-    CHECK(prepared.plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] == last);
+    CHECK(prepared.plan.peak_by_category[static_cast<std::size_t>(memory::Category::workspace)] == last);
     const models::GenerateReport report = models::generate(prepared);
     CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
     CHECK(report.measured.total() == prepared.plan.peak_bytes);
@@ -138,11 +138,11 @@ TEST_CASE("generating: large models are told on dry devices", "[models][generati
   };
   const models::GenerationPlan gpt2 = plan_of("gpt2", 1024);
   CHECK(gpt2.cache.bytes_per_token() == 36'864);
-  CHECK(gpt2.peak_by_category[static_cast<std::size_t>(Category::parameter)] == 2 * 124'439'808);
+  CHECK(gpt2.peak_by_category[static_cast<std::size_t>(memory::Category::parameter)] == 2 * 124'439'808);
   const models::GenerationPlan llama = plan_of("llama-3-8b", 8192);
   CHECK(llama.cache.bytes_per_token() == 131'072);
   CHECK(llama.cache.bytes() == std::size_t{1} << 30);
-  CHECK(llama.peak_by_category[static_cast<std::size_t>(Category::activation)] >= llama.cache.bytes());
+  CHECK(llama.peak_by_category[static_cast<std::size_t>(memory::Category::activation)] >= llama.cache.bytes());
   for (const memory::Device device : {cpu, cuda()}) {
     shape.setup.model = "tiny-llama", shape.context = 64;
     CHECK(models::plan_generation(shape, device).peak_bytes > 0);

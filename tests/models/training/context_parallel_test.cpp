@@ -138,7 +138,7 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
     generator.start_pass();
     const Recording on_tape(tape);
     model->loss(batch);
-    return static_cast<std::int64_t>(stack.ledger->bytes(Category::activation));
+    return static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::activation));
   };
   const dist::Team team{parts, is_team ? ranks.get() : nullptr, true, true};
   const std::int64_t here = team.count(), layer = kept(3, {}) - kept(2, {});

@@ -187,7 +187,7 @@ TEST_CASE("parts in files: the room in which parts come together is known, and d
   INFO(layout.text());
   const TemporaryFolder folder;
   const auto communication = [](const memory::Stack& stack) {
-    return static_cast<std::int64_t>(stack.ledger->max_allocated(Category::communication));
+    return static_cast<std::int64_t>(stack.ledger->max_allocated(memory::Category::communication));
   };
   std::vector<std::int64_t> measured(static_cast<std::size_t>(layout.ranks));
   const auto measure = [&](models::Setup setup, dist::Communicator* ranks) {

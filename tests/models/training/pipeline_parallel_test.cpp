@@ -103,19 +103,19 @@ namespace {
 /// A stage that measures activations before each of its passes.
 class WatchedStage final : public optim::Pipeline {
  public:
-  WatchedStage(optim::Pipeline& stage, const Ledger& ledger) : stage_(stage), ledger_(ledger) {}
+  WatchedStage(optim::Pipeline& stage, const memory::Ledger& ledger) : stage_(stage), ledger_(ledger) {}
   void begin_step() override { stage_.begin_step(); }
   void complete_gradients() override { stage_.complete_gradients(); }
   std::span<const optim::StagePass> passes() const noexcept override { return stage_.passes(); }
   void begin_pass(const optim::StagePass& pass) override {
     stage_.begin_pass(pass);
     const auto bytes = ledger_.bytes_by_category();
-    most = std::max(most, bytes[static_cast<std::size_t>(Category::activation)]);
-    most_between = std::max(most_between, bytes[static_cast<std::size_t>(Category::temporary)]);
+    most = std::max(most, bytes[static_cast<std::size_t>(memory::Category::activation)]);
+    most_between = std::max(most_between, bytes[static_cast<std::size_t>(memory::Category::temporary)]);
   }
   void send_result(const Tensor& result) override { stage_.send_result(result); }
   Tensor receive_gradient() override { return stage_.receive_gradient(); }
-  bool take_gradient(const std::shared_ptr<Leaf>& leaf) override { return stage_.take_gradient(leaf); }
+  bool take_gradient(const std::shared_ptr<tape::Leaf>& leaf) override { return stage_.take_gradient(leaf); }
   void end_passes() override { stage_.end_passes(); }
   Tensor share_loss(const Tensor& loss) override { return stage_.share_loss(loss); }
   Tensor sum_squares(const Tensor& own) override { return stage_.sum_squares(own); }
@@ -127,7 +127,7 @@ class WatchedStage final : public optim::Pipeline {
 
  private:
   optim::Pipeline& stage_;
-  const Ledger& ledger_;
+  const memory::Ledger& ledger_;
 };
 
 }  // namespace

@@ -97,8 +97,8 @@ TEST_CASE("cut tensors: parts come together in any order and in any pieces", "[c
       }
       REQUIRE(static_cast<std::int64_t>(whole.size()) == cut.whole.elements());
       for (std::size_t i = 0; i < whole.size(); ++i) CHECK(whole[i] == static_cast<std::int64_t>(i));
-      CHECK(stack.ledger->max_allocated(Category::communication) == whole.size() * 8);
-      CHECK(stack.ledger->bytes(Category::communication) == 0);
+      CHECK(stack.ledger->max_allocated(memory::Category::communication) == whole.size() * 8);
+      CHECK(stack.ledger->bytes(memory::Category::communication) == 0);
     }
   }
 }

@@ -71,7 +71,7 @@ TEST_CASE("kv cache: bytes of a token, and of the whole in the ledger", "[nn][kv
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope scope(stack.top);
       KvCache cache(sizes, device);
-      CHECK(stack.ledger->bytes_by_category()[static_cast<std::size_t>(Category::activation)] == sizes.bytes());
+      CHECK(stack.ledger->bytes_by_category()[static_cast<std::size_t>(memory::Category::activation)] == sizes.bytes());
       CHECK(stack.ledger->bytes() == sizes.bytes());
     }
   }

@@ -103,7 +103,7 @@ TEST_CASE("coded store: a weight is codes as soon as it is made, and here while 
       const auto codes = static_cast<std::int64_t>(coded_bytes(code, width * width));
       const std::int64_t rest = size * (layers * width + width * 4 + 4);  // biases and the head
       const auto booked = [&](const std::string& path = "") {
-        return static_cast<std::int64_t>(stack.ledger->bytes(Category::parameter, path));
+        return static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::parameter, path));
       };
       CHECK(booked() == layers * codes + rest);
       CHECK(booked("layer1") == codes + size * width);

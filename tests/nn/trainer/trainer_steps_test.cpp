@@ -51,7 +51,7 @@ struct Counted final : nn::Module {
     fill(view::slice(noise.detach(), 0, 0, 1), 7);
     copy_into(means.detach(), mean(x.detach(), 0));
     if (x.device().is_dry) return;
-    const WritePin pin(noise);
+    const memory::WritePin pin(noise);
     pin.as<float>()[1] += 1;
   }
   nn::Linear& in;

@@ -87,7 +87,7 @@ std::size_t half_of(const Program& own, nn::TrainerOptions options) {
   return 0;
 }
 
-void check_kept(const PlacedArena::Statistics& placed, std::uint64_t steps) {
+void check_kept(const memory::PlacedArena::Statistics& placed, std::uint64_t steps) {
   CHECK(placed.steps == steps);
   CHECK(placed.deviations == 0);
   CHECK(placed.dynamic_steps == 0);
@@ -271,7 +271,7 @@ TEST_CASE("trainer: a step that leaves its plan is told, or refused", "[trainer]
     trainer.step();
     is_odd = true;
     trainer.step();
-    const PlacedArena::Statistics placed = trainer.placed();
+    const memory::PlacedArena::Statistics placed = trainer.placed();
     CHECK(placed.deviations == 1);
     REQUIRE(placed.first_deviation.has_value());
     CHECK(placed.first_deviation->step == 1);

@@ -60,7 +60,7 @@ template <class Trainer>
 void train(Trainer& trainer) {
   std::printf("%s", trainer.plan().text().c_str());
   print(trainer.run([](const nn::Progress& p) { print(p); }));
-  const PlacedArena::Statistics placed = trainer.placed();
+  const memory::PlacedArena::Statistics placed = trainer.placed();
   std::printf("measured %zu bytes; %llu placed steps, %llu deviations\n", trainer.peak_bytes(),
               static_cast<unsigned long long>(placed.steps), static_cast<unsigned long long>(placed.deviations));
 }
