@@ -130,7 +130,7 @@ class Exact {
 TEST_CASE("remat exact: plans of tiny graphs are the best of all schedules", "[remat]") {
   int cells = 0, best = 0, within_1 = 0;
   constexpr int rounds = testing::has_sanitizer ? 20 : 200;
-  for (const std::uint64_t seed : {5, 6}) {
+  for (const std::uint32_t seed : {5U, 6U}) {
     Random random(seed);
     for (int round = 0; round < rounds; ++round) {
       INFO("seed " << seed << ", round " << round);
