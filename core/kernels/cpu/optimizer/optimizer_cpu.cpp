@@ -155,7 +155,8 @@ struct BlockMoment {
     V::broadcast(factor, s.inverse);
     for (std::int64_t i = 0; i < state_block; i += V::lanes) {
       typename U::Vector found;
-      EncodeLoop<Code, target>::find(code, V::at(values + i) * factor, found);
+      const typename V::Vector scaled = V::at(values + i) * factor;
+      EncodeLoop<Code, target>::find(code, scaled, found);
       if constexpr (!is_first) {  // not_lost(): no second moment is negative
         const typename U::Vector bits = U::at(reinterpret_cast<const std::uint32_t*>(values) + i);
         const typename U::Vector least = bits > 1u ? typename U::Vector{} + 1u : bits;

@@ -44,8 +44,9 @@ struct EncodeLoop<quant::DynamicCode<is_signed>, target> {
     alignas(64) std::uint32_t found[quant_tile];
     std::int64_t i = 0;
     for (; i + V::lanes <= n; i += V::lanes) {
+      const typename V::Vector scaled = V::at(values + i) * V::at(inverse + i);
       typename U::Vector at;
-      find(code, V::at(values + i) * V::at(inverse + i), at);
+      find(code, scaled, at);
       U::at(found + i) = at;
     }
     for (; i < n; ++i) found[i] = code.encode(values[i] * inverse[i]);
