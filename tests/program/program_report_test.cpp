@@ -85,7 +85,7 @@ TEST_CASE("program: a forward is planned without flags of training steps", "[pro
   check_refused(folder, "plan char-gpt --inference --head chunked", "--inference: not with --head chunked");
 }
 
-TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy][slow]") {
+TEST_CASE("program: packing to a dtype that is no narrower is refused", "[program][lossy][slow]") {
   const auto refusal = [](const std::string& precision, DType dtype, DType lossy,
                           bool is_image = false) -> std::string {
     models::PlanOptions options;
