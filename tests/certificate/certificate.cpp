@@ -330,9 +330,8 @@ Certificate Certifier::certify(const Technique& technique) {
   return {compare(plain.trajectory, other.trajectory), plain.figures, other.figures};
 }
 
-std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed,
-                                                          memory::Device device) {
+std::vector<std::shared_ptr<const TapePlan>> draw_plans(const MakeNet& make, const Technique& technique,
+                                                        std::size_t count, std::uint64_t seed, memory::Device device) {
   TapeGraph graph;
   {
     const memory::Stack stack = memory::make_resource(dry(device), nn::profile_options(dry(device)));

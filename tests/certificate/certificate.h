@@ -142,9 +142,9 @@ class Certifier {
 };
 
 /// `count` plans of the step under `technique`, with nested segments and fates drawn at random.
-std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed,
-                                                          memory::Device device = cpu);
+std::vector<std::shared_ptr<const TapePlan>> draw_plans(const MakeNet& make, const Technique& technique,
+                                                        std::size_t count, std::uint64_t seed,
+                                                        memory::Device device = cpu);
 
 /// The memory requests that fail: tensors, or a placed arena's requests to the arena below it.
 enum class FailPlace : std::uint8_t { tensors, below_placed };

@@ -94,7 +94,7 @@ TEST_CASE("certificate: every fate of an FP8 product", "[certificate][fp8]") {
     INFO(policy);
     Certifier certifier(transformer(options_of(policy)));
     std::size_t recomputed = 0;
-    for (const auto& plan : random_plans(certifier.net(), {}, 4, 11)) {
+    for (const auto& plan : draw_plans(certifier.net(), {}, 4, 11)) {
       const Certificate certificate = certifier.certify({.name = "plan", .plan = plan});
       INFO(certificate.text());
       CHECK(certificate.holds());

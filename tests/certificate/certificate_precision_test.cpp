@@ -32,7 +32,7 @@ void check_all(Certifier certifier, bool is_fused_allowed) {
     check(certifier, {.name = "segments, nested", .forward = nested(keep_costly), .clip_norm = 0.1});
     check(certifier, {.name = "micro-batches, moved", .micro_batches = 2, .moves_blocks = true});
     check(certifier, {.name = "placed", .is_placed = true});
-    check(certifier, {.name = "plan", .plan = random_plans(certifier.net(), {}, 1, 5).front()});
+    check(certifier, {.name = "plan", .plan = draw_plans(certifier.net(), {}, 1, 5).front()});
     if (is_fused_allowed) {
       check(certifier, {.name = "fused", .forward = every_kth(2), .fuses = nn::FusedUpdate::unsecured});
     } else {

@@ -61,7 +61,7 @@ TEST_CASE("certificate: random plans of the tape", "[certificate]") {
   std::uint64_t seed = 1;
   for_each_net([&](Certifier& certifier) {
     std::size_t with_recomputed = 0;
-    for (const auto& plan : random_plans(certifier.net(), {}, 20, seed++)) {
+    for (const auto& plan : draw_plans(certifier.net(), {}, 20, seed++)) {
       const Technique technique{.name = "random plan of seed " + std::to_string(seed - 1), .plan = plan};
       with_recomputed += check_certificate(certifier, technique).figures.recomputed > 0;
     }
@@ -138,7 +138,7 @@ TEST_CASE("certificate: parameters that are away between uses", "[certificate]")
                                   .offloads = true,
                                   .offloads_parameters = true,
                                   .offloads_gradients = true});
-    for (const auto& plan : random_plans(certifier.net(), {}, 5, 70)) {
+    for (const auto& plan : draw_plans(certifier.net(), {}, 5, 70)) {
       check_certificate(certifier, {.name = "random plan, parameters away", .plan = plan, .offloads_parameters = true});
     }
   });
@@ -156,8 +156,8 @@ TEST_CASE("certificate: several techniques at once", "[certificate]") {
   std::uint64_t seed = 100;
   for_each_net([&](Certifier& certifier) {
     constexpr nn::FusedUpdate secured = nn::FusedUpdate::secured, unsecured = nn::FusedUpdate::unsecured;
-    const auto random_plan = random_plans(certifier.net(), {}, 1, ++seed).front();
-    const auto random_plan_of_two = random_plans(certifier.net(), {.micro_batches = 2}, 1, seed).front();
+    const auto random_plan = draw_plans(certifier.net(), {}, 1, ++seed).front();
+    const auto random_plan_of_two = draw_plans(certifier.net(), {.micro_batches = 2}, 1, seed).front();
     std::vector<Technique> techniques{
         {.name = "segments, fused, placed", .forward = nested(), .fuses = secured, .is_placed = true},
         {.name = "segments, fused, moved", .forward = square_root(), .fuses = unsecured, .moves_blocks = true},
@@ -174,7 +174,7 @@ TEST_CASE("certificate: several techniques at once", "[certificate]") {
          .micro_batches = 2,
          .is_placed = true}};
     if (has_disk()) {
-      const auto random_plan_away = random_plans(certifier.net(), {.offloads = true}, 1, seed).front();
+      const auto random_plan_away = draw_plans(certifier.net(), {.offloads = true}, 1, seed).front();
       techniques.push_back(
           {.name = "segments, moved, offloaded", .forward = square_root(), .moves_blocks = true, .offloads = true});
       techniques.push_back({.name = "random plan, fused, placed, offloaded",
@@ -193,7 +193,7 @@ TEST_CASE("certificate: a head that makes all logits", "[certificate]") {
   Certifier certifier(transformer({.has_chunked_head = false}));
   check_segments(certifier, {.name = "segments", .forward = every_kth(1)});
   check_segments(certifier, {.name = "nested, fused", .forward = nested(), .fuses = nn::FusedUpdate::unsecured});
-  for (const auto& plan : random_plans(certifier.net(), {}, 5, 1000)) {
+  for (const auto& plan : draw_plans(certifier.net(), {}, 5, 1000)) {
     check_certificate(certifier, {.name = "random plan", .plan = plan, .is_placed = true});
   }
 }

@@ -20,7 +20,7 @@ void check_techniques(const MakeNet& net) {
   Certifier certifier(net, cuda());
   check_segments(certifier, {.name = "segments", .forward = every_kth(2)});
   std::size_t with_recomputed = 0;
-  for (const auto& plan : random_plans(net, {}, 2, 21, cuda())) {
+  for (const auto& plan : draw_plans(net, {}, 2, 21, cuda())) {
     with_recomputed += check_certificate(certifier, {.name = "plan of the tape", .plan = plan}).figures.recomputed > 0;
   }
   CHECK(with_recomputed > 0);

@@ -13,7 +13,9 @@
 #include "conv_calls.h"
 #include "support/catch.h"
 
-namespace conv_test {
+using namespace conv_test;
+
+namespace {
 
 double inner_product(const Data& a, const Data& b) {
   const std::vector<double> left = a.values(), right = b.values();
@@ -22,9 +24,7 @@ double inner_product(const Data& a, const Data& b) {
   return sum;
 }
 
-}  // namespace conv_test
-
-using namespace conv_test;
+}  // namespace
 
 TEST_CASE("conv kernels: shapes against the plain loops", "[conv]") {
   Settings settings;

@@ -29,7 +29,7 @@ TEST_CASE("failure technique: segments of the program", "[failure][certificate]"
 
 TEST_CASE("failure technique: random plans of the tape", "[failure][certificate]") {
   for (const MakeNet& make : {tiny_conv_net(), tiny_transformer()}) {
-    for (const auto& plan : random_plans(make, {}, 3, 50)) check_walk(make, {.name = "random plan", .plan = plan});
+    for (const auto& plan : draw_plans(make, {}, 3, 50)) check_walk(make, {.name = "random plan", .plan = plan});
   }
 }
 
