@@ -17,10 +17,10 @@ namespace thimble::bench {
 
 std::string run_training(Rows& rows) {
   models::TrainOptions text = text_training(
-      rows.options, "char-gpt", {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 200, 2000);
+      rows.options, "char-gpt", {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 100, 2000);
   text.setup.optimizer.rate = 1e-3;
   text.min_rate = 1e-4;
-  models::TrainOptions images = generated_training(rows.options, "resnet18", 100, 1000);
+  models::TrainOptions images = generated_training(rows.options, "resnet18", 40, 1000);
   images.setup.batch = 16;
   images.setup.sizes.width = 16;
   images.setup.optimizer.rate = 0.02;
