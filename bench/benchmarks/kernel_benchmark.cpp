@@ -120,6 +120,78 @@ const std::vector<Case>& elementwise_cases() {
   return list;
 }
 
+/// Indices below `limit`, spread over it.
+Tensor indices(const Shape& shape, std::int64_t limit, memory::Device device) {
+  if (device.is_dry) return zeros(shape, DType::i64, device);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i) * 7919 % limit;
+  return from_host(values, shape, device);
+}
+
+/// Operators beyond those of the reference models, in f32.
+const std::vector<Case>& other_cases() {
+  // A leaf of each shape.
+  const auto of = [](std::vector<Shape> shapes) {
+    return [shapes](memory::Device device, DType dtype) {
+      Operands operands;
+      for (const Shape& shape : shapes) operands.push_back(leaf(shape, dtype, device));
+      return operands;
+    };
+  };
+  // Two leaves and `shape` of indices below `limit`.
+  const auto indexed = [](const Shape& x, const Shape& source, const Shape& shape, std::int64_t limit) {
+    return [=](memory::Device device, DType dtype) {
+      return Operands{leaf(x, dtype, device), leaf(source, dtype, device), indices(shape, limit, device)};
+    };
+  };
+  // The second operand is a target in 0 to 1 without a gradient.
+  const auto targeted = [](memory::Device device, DType dtype) {
+    return Operands{leaf({rows, width}, dtype, device), full({rows, width}, 0.25, dtype, device)};
+  };
+  const Shape small{images, side / 2, side / 2, channels}, large{images, side, side, channels};
+  const auto recurrent = [&](std::int64_t gates) {
+    constexpr std::int64_t hidden = 256;
+    return of({{128, 32, 128}, {gates * hidden, 128}, {gates * hidden, hidden}, {gates * hidden}, {gates * hidden}});
+  };
+  const auto weights = [](const Operands& o) { return RecurrentWeights{o[1], o[2], o[3], o[4]}; };
+  static const std::vector<Case> list{
+      {"conv1d", of({{16, 1024, 128}, {128, 3, 128}}),
+       [](const Operands& o) { return conv1d(o[0], o[1], {}, {.padding = 1}); }},
+      {"conv_transpose2d", of({small, {channels, 4, 4, 64}}),
+       [](const Operands& o) { return conv_transpose2d(o[0], o[1], {}, {.stride = 2, .padding = 1}); }},
+      {"upsample, nearest", of({small}), [](const Operands& o) { return upsample(o[0], 2); }},
+      {"upsample, bilinear", of({small}), [](const Operands& o) { return upsample(o[0], 2, Resample::linear); }, 7, 7},
+      {"adaptive_avg_pool2d", of({large}), [](const Operands& o) { return adaptive_avg_pool2d(o[0], 7, 7); }, 1, 1},
+      {"instance_norm", of({large}), [](const Operands& o) { return instance_norm(o[0]); }, 8, 10},
+      {"scatter_add", indexed({rows, width}, {rows, width}, {rows, width}, rows),
+       [](const Operands& o) { return scatter_add(o[0], 0, o[2], o[1]); }, 1, 0},
+      {"gather", indexed({rows, width}, {1}, {rows, width}, width),
+       [](const Operands& o) { return gather(o[0], 1, o[2]); }},
+      {"index_select", indexed({rows, width}, {1}, {rows}, rows),
+       [](const Operands& o) { return index_select(o[0], 0, o[2]); }},
+      {"topk, 50 of 30522", of({{samples, classes}}), [](const Operands& o) { return topk(o[0], 50).values; }},
+      {"sort", of({{rows, width}}), [](const Operands& o) { return sort(o[0]).values; }},
+      {"cumsum", of({{rows, width}}), [](const Operands& o) { return cumsum(o[0]); }, 1, 1},
+      {"roll", of({{rows, width}}), [](const Operands& o) { return roll(o[0], 5, 0); }},
+      {"flip", of({{rows, width}}), [](const Operands& o) { return flip(o[0], {1}); }},
+      {"einsum", of({{8, 128, 12, 64}, {8, 128, 12, 64}}),
+       [](const Operands& o) {
+         return einsum("bqhd,bkhd->bhqk", {o[0], o[1]});
+       }},
+      {"prod", of({{rows * 64, 16}}), [](const Operands& o) { return prod(o[0], {1}); }, 1, 3},
+      {"norm of rows", of({{rows, width}}), [](const Operands& o) { return norm(o[0], 2, {1}); }, 2, 1},
+      {"lstm", recurrent(4), [=](const Operands& o) { return lstm(o[0], {}, {}, weights(o)).output; }},
+      {"gru", recurrent(3), [=](const Operands& o) { return gru(o[0], {}, weights(o)); }},
+      {"l1_loss", targeted, [](const Operands& o) { return l1_loss(o[0], o[1]); }, 2, 2},
+      {"huber_loss", targeted, [](const Operands& o) { return huber_loss(o[0], o[1]); }, 5, 4},
+      {"bce_with_logits", targeted, [](const Operands& o) { return bce_with_logits(o[0], o[1]); }, 40, 30},
+      {"kl_div", targeted, [](const Operands& o) { return kl_div(o[0], o[1]); }, 30, 1},
+      {"cosine_similarity", two, [](const Operands& o) { return cosine_similarity(o[0], o[1]); }, 6, 6},
+      {"multinomial", targeted, [](const Operands& o) { return multinomial(o[1], 1); }},
+  };
+  return list;
+}
+
 /// Adds a product twice: once with a backward for x's gradient only, once for the weight's.
 void add_products(std::vector<Case>& list, const std::string& name, const Shape& x, const Shape& weight,
                   const std::function<Tensor(const Operands&)>& run) {
@@ -253,7 +325,7 @@ void run_operator(const Case& c, DType dtype, Options& options) {
   Tensor seed;
   {
     const Tensor y = c.run(operands);
-    if (y.elements() > 1) seed = randn(y.shape(), y.dtype(), cpu);
+    if (y.elements() > 1 && is_floating(y.dtype())) seed = randn(y.shape(), y.dtype(), cpu);
   }
   Tape tape;
   double forward_ms = INFINITY, backward_ms = INFINITY;
@@ -265,7 +337,7 @@ void run_operator(const Case& c, DType dtype, Options& options) {
       y = c.run(operands);
     }
     const double middle = clock_ms(thread_count());
-    tape.backward(y, seed);
+    if (is_floating(y.dtype())) tape.backward(y, seed);
     forward_ms = std::min(forward_ms, middle - start);
     backward_ms = std::min(backward_ms, clock_ms(thread_count()) - middle);
     for (Tensor x : operands) {
@@ -302,6 +374,7 @@ void run(Options& options) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const Case& c : elementwise_cases()) run_operator(c, dtype, options);
   }
+  for (const Case& c : other_cases()) run_operator(c, DType::f32, options);
   for (const Case& c : product_cases()) run_operator(c, DType::f32, options);
   // Parameter, gradient and state: read all, write parameter and state.
   run_optimizer<optim::Sgd>(options, "sgd", {12, 4}, optim::SgdOptions{});

@@ -27,6 +27,22 @@ def image(dtype):
     return torch.randn(8, 128, 56, 56).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
 
 
+def report(name, run, leaves):
+    out = run()
+    forward = best_ms(run)
+    if not out.requires_grad:
+        print(f"{name}|{forward:.3f}|", flush=True)
+        return
+    gradient = torch.randn_like(out)
+
+    def backward():
+        torch.autograd.backward(out, gradient, retain_graph=True)
+        for t in leaves:
+            t.grad = None
+
+    print(f"{name}|{forward:.3f}|{best_ms(backward):.3f}", flush=True)
+
+
 for dtype, word in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
     x, y = leaf(ROWS, WIDTH, dtype=dtype), leaf(ROWS, WIDTH, dtype=dtype)
     w, b = leaf(WIDTH, dtype=dtype), leaf(WIDTH, dtype=dtype)
@@ -57,15 +73,55 @@ for dtype, word in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
         "rms_norm": lambda: F.rms_norm(x, (WIDTH,), w),
     }
     for name, run in cases.items():
-        out = run()
-        gradient = torch.randn_like(out)
+        report(f"{name}, {word}", run, leaves)
 
-        def backward():
-            torch.autograd.backward(out, gradient, retain_graph=True)
-            for t in leaves:
-                t.grad = None
+def indices(limit, *shape):
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) * 7919 % limit).reshape(shape)
 
-        print(f"{name}, {word}|{best_ms(run):.3f}|{best_ms(backward):.3f}", flush=True)
+
+def channels_last(*shape):
+    return torch.randn(*shape).to(memory_format=torch.channels_last).requires_grad_()
+
+
+x, y, target = leaf(ROWS, WIDTH), leaf(ROWS, WIDTH), torch.full((ROWS, WIDTH), 0.25)
+small, large, logits = channels_last(8, 128, 28, 28), channels_last(8, 128, 56, 56), leaf(SAMPLES, CLASSES)
+line, line_weight, up_weight = leaf(16, 128, 1024), leaf(128, 128, 3), leaf(128, 64, 4, 4)
+everywhere, in_rows, of_rows = indices(ROWS, ROWS, WIDTH), indices(WIDTH, ROWS, WIDTH), indices(ROWS, ROWS)
+q, k, sequence = leaf(8, 128, 12, 64), leaf(8, 128, 12, 64), leaf(128, 32, 128)
+factors = leaf(ROWS * 64, 16)
+lstm, gru = torch.nn.LSTM(128, 256), torch.nn.GRU(128, 256)
+leaves = (x, y, factors, small, large, logits, line, line_weight, up_weight, q, k, sequence, *lstm.parameters(),
+          *gru.parameters())
+others = {
+    "conv1d": lambda: F.conv1d(line, line_weight, padding=1),
+    "conv_transpose2d": lambda: F.conv_transpose2d(small, up_weight, stride=2, padding=1),
+    "upsample, nearest": lambda: F.interpolate(small, scale_factor=2),
+    "upsample, bilinear": lambda: F.interpolate(small, scale_factor=2, mode="bilinear"),
+    "adaptive_avg_pool2d": lambda: F.adaptive_avg_pool2d(large, 7),
+    "instance_norm": lambda: F.instance_norm(large),
+    "scatter_add": lambda: torch.scatter_add(x, 0, everywhere, y),
+    "gather": lambda: torch.gather(x, 1, in_rows),
+    "index_select": lambda: torch.index_select(x, 0, of_rows),
+    "topk, 50 of 30522": lambda: torch.topk(logits, 50).values,
+    "sort": lambda: torch.sort(x, stable=True).values,
+    "cumsum": lambda: torch.cumsum(x, -1),
+    "roll": lambda: torch.roll(x, 5, 0),
+    "flip": lambda: torch.flip(x, (1,)),
+    "einsum": lambda: torch.einsum("bqhd,bkhd->bhqk", q, k),
+    "prod": lambda: torch.prod(factors, 1),
+    "norm of rows": lambda: torch.linalg.vector_norm(x, 2, 1),
+    "lstm": lambda: lstm(sequence)[0],
+    "gru": lambda: gru(sequence)[0],
+    "l1_loss": lambda: F.l1_loss(x, target),
+    "huber_loss": lambda: F.huber_loss(x, target),
+    "bce_with_logits": lambda: F.binary_cross_entropy_with_logits(x, target),
+    "kl_div": lambda: F.kl_div(x, target),
+    "cosine_similarity": lambda: F.cosine_similarity(x, y),
+    "multinomial": lambda: torch.multinomial(target, 1),
+}
+for name, run in others.items():
+    report(name + ", f32", run, leaves)
 
 p = leaf(ROWS, WIDTH)
 p.grad = torch.randn_like(p)
