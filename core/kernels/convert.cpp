@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/numbers/convert.h>
 
 namespace thimble {
@@ -30,11 +31,26 @@ void store_strided(const Compute* __restrict src, void* dst, std::int64_t stride
   for (std::int64_t i = 0; i < n; ++i) to[i * stride] = convert_value<T>(src[i], overflow);
 }
 
+/// Between dense f32 and f64, by the vectors of the instruction set.
+template <class To, class From>
+struct Widths {
+  static void run(To* __restrict dst, const From* __restrict src, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) dst[i] = static_cast<To>(src[i]);
+  }
+};
+template <class T, class Compute>
+inline constexpr bool is_f32_with_f64 = std::is_same_v<T, float>&& std::is_same_v<Compute, double>;
+
 /// Only the loop with a constant stride of 1 vectorizes.
 template <class T, class Compute>
 void load_elements(const void* src, std::int64_t stride, Compute* dst, std::int64_t n) {
-  if (stride != 1) {
+  if (stride == 0 && n > 0) {
+    load_strided<T>(src, 0, dst, 1);
+    std::fill(dst + 1, dst + n, dst[0]);
+  } else if (stride != 1) {
     load_strided<T>(src, stride, dst, n);
+  } else if constexpr (is_f32_with_f64<T, Compute>) {
+    kernels::run_variant<Widths<Compute, T>>(dst, static_cast<const T*>(src), n);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
     kernels::narrow_float_loops(kernels::isa()).load(dtype_of<T>)(src, dst, n);
   } else {
@@ -46,6 +62,8 @@ template <class T, class Compute>
 void store_elements(const Compute* src, void* dst, std::int64_t stride, std::int64_t n, Fp8Overflow overflow) {
   if (stride != 1) {
     store_strided<T>(src, dst, stride, n, overflow);
+  } else if constexpr (is_f32_with_f64<T, Compute>) {
+    kernels::run_variant<Widths<T, Compute>>(static_cast<T*>(dst), src, n);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
     kernels::narrow_float_loops(kernels::isa()).store(dtype_of<T>)(src, dst, n, overflow);
   } else {

@@ -199,6 +199,17 @@ THIMBLE_HD inline float erf(float x) noexcept {
 }
 THIMBLE_HD inline double erf(double x) noexcept { return THIMBLE_STD_MATH(erf)(x); }
 
+/// ln(1 + e^-|x|), by which ln(1 + e^x) exceeds max(x, 0). Error < 3 ulp (largest found: 2.12).
+THIMBLE_HD inline float softplus_rest(float x) noexcept {
+  using namespace detail;
+  const float e = exp_of_negative(magnitude_of(x)), sum = 1.0f + e;
+  // The sum is rounded; what it lost counts by the logarithm's slope.
+  return unless_nan(x, bits_of(log(sum) + (e - (sum - 1.0f)) / sum));
+}
+THIMBLE_HD inline double softplus_rest(double x) noexcept {
+  return THIMBLE_STD_MATH(log1p)(THIMBLE_STD_MATH(exp)(-THIMBLE_STD_MATH(fabs)(x)));
+}
+
 /// x if |a| < b, else y, also if a is NaN. The float form has no branch, so that loops over it vectorize
 /// (select_if_less).
 template <class T>
@@ -208,6 +219,16 @@ THIMBLE_HD inline T select_if_near(T a, T b, T x, T y) noexcept {
 THIMBLE_HD inline float select_if_near(float a, float b, float x, float y) noexcept {
   using namespace detail;
   return from_bits(select_if_less(magnitude_of(a), bits_of(b), bits_of(x), bits_of(y)));
+}
+
+/// x if a is 0, else y; also without a branch.
+template <class T>
+THIMBLE_HD inline T select_if_zero(T a, T x, T y) noexcept {
+  return a == T(0) ? x : y;
+}
+THIMBLE_HD inline float select_if_zero(float a, float x, float y) noexcept {
+  using namespace detail;
+  return from_bits(select_if_less(magnitude_of(a), 1u, bits_of(x), bits_of(y)));
 }
 
 /// The standard normal distribution at x.

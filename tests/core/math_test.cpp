@@ -76,6 +76,8 @@ const std::vector<Function>& functions() {
       describe<math::erf>("erf", static_cast<DoubleFunction>(std::erf), 2.0),
       describe<math::sigmoid>(
           "sigmoid", [](double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }, 3.0),
+      describe<math::softplus_rest>(
+          "softplus_rest", [](double x) { return std::log1p(std::exp(-std::fabs(x))); }, 3.0),
   };
   return table;
 }
@@ -242,6 +244,7 @@ TEST_CASE("math: double forms are those of the standard library", "[math]") {
     CHECK(math::exp(x) == std::exp(x));
     CHECK(math::tanh(x) == std::tanh(x));
     CHECK(math::erf(x) == std::erf(x));
+    CHECK(math::softplus_rest(x) == std::log1p(std::exp(-std::fabs(x))));
     CHECK(math::sigmoid(x) == Approx(1 / (1 + std::exp(-x))).epsilon(1e-15));
   }
   CHECK(math::log(0.3) == std::log(0.3));
@@ -256,6 +259,8 @@ TEST_CASE("math: a choice without a branch", "[math]") {
     const double expected = std::abs(a) < 2 ? -3 : 7;
     CHECK(math::select_if_near(a, 2.0, -3.0, 7.0) == expected);
     CHECK(math::select_if_near(static_cast<float>(a), 2.0f, -3.0f, 7.0f) == static_cast<float>(expected));
+    CHECK(math::select_if_zero(a, -3.0, 7.0) == (a == 0 ? -3 : 7));
+    CHECK(math::select_if_zero(static_cast<float>(a), -3.0f, 7.0f) == (a == 0 ? -3 : 7));
   }
 }
 

@@ -99,9 +99,9 @@ struct BceWithLogits {
   struct Softplus {
     T plus, minus;
     THIMBLE_HD explicit Softplus(T z) {
-      const T rest = std::log1p(math::exp(z > T(0) ? -z : z));
-      plus = z > T(0) ? z + rest : rest;
-      minus = z > T(0) ? rest : rest - z;
+      const T rest = math::softplus_rest(z);
+      plus = (z > T(0) ? z : T(0)) + rest;
+      minus = rest - (z > T(0) ? T(0) : z);
     }
   };
 };
@@ -114,7 +114,7 @@ struct KlDivergence {
   template <class T>
   THIMBLE_HD T fwd(T x, T t) const {
     if (is_log_target) return math::exp(t) * (t - x);
-    return t == T(0) ? T(0) : t * (math::log(t) - x);
+    return t * (math::log(math::select_if_zero(t, T(1), t)) - math::select_if_zero(t, T(0), x));
   }
   template <class T>
   THIMBLE_HD T bwd_lhs(Rhs<T> in, T dy) const {
@@ -125,7 +125,7 @@ struct KlDivergence {
   THIMBLE_HD T bwd_rhs(Lhs<T> x, Rhs<T> in, T dy) const {
     const T t = in;
     if (is_log_target) return math::exp(t) * (t - x + T(1)) * dy;
-    return t == T(0) ? T(0) : (math::log(t) + T(1) - x) * dy;
+    return math::select_if_zero(t, T(0), (math::log(t) + T(1) - x) * dy);
   }
 };
 

@@ -300,8 +300,7 @@ struct Softplus {
   static constexpr const char* name = "softplus";
   template <class T>
   THIMBLE_HD T fwd(T x) const {
-    const T rest = std::log1p(math::exp(x > T(0) ? -x : x));
-    return x > T(0) ? x + rest : rest;
+    return (x > T(0) ? x : T(0)) + math::softplus_rest(x);
   }
   template <class T>
   THIMBLE_HD T bwd(In<T> x, T dy) const {

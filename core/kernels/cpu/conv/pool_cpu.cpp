@@ -229,33 +229,61 @@ inline void add_weighted(const T* __restrict x, T weight, std::int64_t n, T* __r
   for (std::int64_t i = 0; i < n; ++i) sum[i] += weight * x[i];
 }
 
+// The pixels that a pixel of the result reads along one axis, and the weights of the first few: their divisions take
+// longer than the sums of a few channels.
+template <class T, bool is_backward>
+struct ResampleTaps {
+  static constexpr std::int64_t known = 4;
+  ResampleAxis::Range range{};
+  T weights[known] = {};
+
+  ResampleTaps() = default;
+  ResampleTaps(const ResampleAxis& axis, std::int64_t at)
+      : range(is_backward ? axis.outputs_of(at) : axis.inputs_of(at)) {
+    for (std::int64_t i = 0; i < std::min(known, range.last - range.first + 1); ++i) {
+      weights[i] = computed(axis, at, range.first + i);
+    }
+  }
+  T weight(const ResampleAxis& axis, std::int64_t at, std::int64_t of) const {
+    return of - range.first < known ? weights[of - range.first] : computed(axis, at, of);
+  }
+  static T computed(const ResampleAxis& axis, std::int64_t at, std::int64_t of) {
+    return is_backward ? axis.weight<T>(of, at) : axis.weight<T>(at, of);
+  }
+};
+
 // Pixels of the result, each a weighted sum of pixels of `from`; in backward, pixels of dx from pixels of dy.
 template <class T, bool is_backward>
 struct ResampleRows {
   static void run(const ResampleArgs& args, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t most_columns = 64;
+    using Taps = ResampleTaps<T, is_backward>;
     const ResampleAxis &h = args.axes[0], &w = args.axes[1];
     const std::array<std::int64_t, 2> to = is_backward ? std::array{h.in, w.in} : std::array{h.out, w.out};
     const std::array<std::int64_t, 2> from = is_backward ? std::array{h.out, w.out} : std::array{h.in, w.in};
     alignas(64) T sum[tile], buffer[tile];
+    Taps columns[most_columns];
     const ElementReader<T> read(args.x, args.dtype);
-    const auto range = [](const ResampleAxis& axis, std::int64_t at) {
-      return is_backward ? axis.outputs_of(at) : axis.inputs_of(at);
-    };
-    const auto weight = [](const ResampleAxis& axis, std::int64_t at, std::int64_t of) {
-      return is_backward ? axis.weight<T>(of, at) : axis.weight<T>(at, of);
-    };
-    for_each_pixel_tile(to, args.channels, begin, end, [&](const PixelTile& at) {
-      std::fill(sum, sum + at.n, T(0));
-      const ResampleAxis::Range rows = range(h, at.h), columns = range(w, at.w);
-      for (std::int64_t r = rows.first; r <= rows.last; ++r) {
-        const T of_row = weight(h, at.h, r);
-        for (std::int64_t c = columns.first; c <= columns.last; ++c) {
-          const std::int64_t pixel = (at.image * from[0] + r) * from[1] + c;
-          add_weighted(read(pixel * args.channels + at.channel, at.n, buffer), of_row * weight(w, at.w, c), at.n, sum);
-        }
+    for (std::int64_t first = 0; first < to[1]; first += most_columns) {
+      const std::int64_t some = std::min(most_columns, to[1] - first);
+      for (std::int64_t i = 0; i < some; ++i) columns[i] = Taps(w, first + i);
+      for (std::int64_t row = begin; row < end; ++row) {
+        const Taps rows(h, row % to[0]);
+        for_each_pixel_tile({1, some}, args.channels, 0, 1, [&](const PixelTile& at) {
+          const Taps& column = columns[at.w];
+          std::fill(sum, sum + at.n, T(0));
+          for (std::int64_t r = rows.range.first; r <= rows.range.last; ++r) {
+            const T of_row = rows.weight(h, row % to[0], r);
+            const std::int64_t line = (row / to[0] * from[0] + r) * from[1];
+            for (std::int64_t c = column.range.first; c <= column.range.last; ++c) {
+              const T weight = of_row * column.weight(w, first + at.w, c);
+              add_weighted(read((line + c) * args.channels + at.channel, at.n, buffer), weight, at.n, sum);
+            }
+          }
+          store_elements(sum, args.y, args.dtype, (row * to[1] + first) * args.channels + at.to, at.n);
+        });
       }
-      store_elements(sum, args.y, args.dtype, at.to, at.n);
-    });
+    }
   }
 };
 

@@ -89,7 +89,11 @@ void fill(const FillArgs& args) {
     T* const to = static_cast<T*>(args.to);
     parallel_for(args.shape.elements(), grain_elements, [&](std::int64_t begin, std::int64_t end) {
       walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 1>& at, std::int64_t n) {
-        for (std::int64_t i = 0; i < n; ++i) to[at[0] + i * stride] = value;
+        if (stride == 1) {
+          std::fill_n(to + at[0], n, value);
+        } else {
+          for (std::int64_t i = 0; i < n; ++i) to[at[0] + i * stride] = value;
+        }
       });
     });
   });

@@ -14,6 +14,7 @@ namespace thimble::kernels {
 namespace lines_detail {
 
 constexpr std::int64_t tile = 256;
+constexpr std::int64_t pitch = tile + 8;  // of lines in a buffer: elements 4 KiB apart would wait for each other
 constexpr std::int64_t grain_elements = 1 << 14;
 
 // Elements are read and written as double or std::int64_t, which hold every value of the dtypes that compute in them.
@@ -22,8 +23,8 @@ void with_wide_type(DType dtype, F&& f) {
   is_floating(dtype) ? f.template operator()<double>() : f.template operator()<std::int64_t>();
 }
 
-// Calls body(first, n, j_step) for the tiles of neighbouring lines, in parallel: element j of line i < n of a tile is
-// at first + i + j inner. With inner 1 a tile is one line.
+// Calls body(outer, inside, n) for the tiles of n neighbouring lines, in parallel: element j of line i < n of a tile is
+// at (outer length + j) inner + inside + i.
 template <class F>
 void for_each_tile(const LineShape& s, F&& body) {
   const std::int64_t tiles = (s.inner + tile - 1) / tile, elements = s.length * std::min(tile, s.inner);
@@ -36,31 +37,52 @@ void for_each_tile(const LineShape& s, F&& body) {
   });
 }
 
-// A line whose elements are neighbours, chunk by chunk.
-template <class T>
-void cumsum_line(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
-  alignas(64) T values[tile];
-  T sum = 0;
-  const std::int64_t length = args.shape.length, first = outer * length;
-  for (std::int64_t done = 0; done < length; done += tile) {
-    const std::int64_t n = std::min(tile, length - done);
-    const std::int64_t at = args.is_reverse ? length - done - n : done;
-    load_elements(args.in, args.dtype, first + at, 1, values, n);
-    for (std::int64_t k = 0; k < n; ++k) {
-      T& value = values[args.is_reverse ? n - 1 - k : k];
-      sum += value;
-      value = sum;
-    }
-    store_elements(values, args.out, out_dtype, first + at, n);
+// Calls body.operator()<lines>(outer) for all lines, whose elements are neighbours, in parallel: for eight at a time,
+// and for the rest one by one. An element of a line waits for the one before it, so several lines advance together.
+template <class F>
+void for_each_group(const LineShape& s, F&& body) {
+  constexpr std::int64_t lines = 8;
+  const std::int64_t grain = std::max(lines, grain_elements / std::max<std::int64_t>(1, s.length));
+  parallel_for(s.outer, grain, [&](std::int64_t at, std::int64_t end) {
+    for (; at + lines <= end; at += lines) body.template operator()<lines>(at);
+    for (; at < end; ++at) body.template operator()<1>(at);
+  });
+}
+
+// Calls body(first, n, values) for chunks [first, first + n) of the lines from `outer` on, element k of line i being
+// values[i * pitch + k].
+template <class T, std::int64_t lines, class F>
+void for_each_chunk(const void* x, DType dtype, const LineShape& s, std::int64_t outer, bool is_reverse, F&& body) {
+  alignas(64) T values[lines * pitch];
+  for (std::int64_t done = 0; done < s.length; done += tile) {
+    const std::int64_t n = std::min(tile, s.length - done), first = is_reverse ? s.length - done - n : done;
+    load_rows(x, dtype, outer * s.length + first, s.length, lines, n, values, pitch);
+    body(first, n, values);
   }
+}
+
+template <class T, std::int64_t lines>
+void cumsum_lines(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
+  const LineShape& s = args.shape;
+  T sums[lines] = {};
+  for_each_chunk<T, lines>(
+      args.in, args.dtype, s, outer, args.is_reverse, [&](std::int64_t first, std::int64_t n, T* values) {
+        for (std::int64_t k = 0; k < n; ++k) {
+          const std::int64_t place = args.is_reverse ? n - 1 - k : k;
+          for (std::int64_t i = 0; i < lines; ++i) values[i * pitch + place] = sums[i] += values[i * pitch + place];
+        }
+        store_rows(values, pitch, args.out, out_dtype, outer * s.length + first, s.length, lines, n);
+      });
 }
 
 template <class T>
 void cumsum_of(const CumSumArgs& args) {
   const LineShape& s = args.shape;
   const DType out_dtype = is_floating(args.dtype) ? args.dtype : DType::i64;
+  if (s.inner == 1) {
+    return for_each_group(s, [&]<std::int64_t lines>(std::int64_t at) { cumsum_lines<T, lines>(args, out_dtype, at); });
+  }
   for_each_tile(s, [&](std::int64_t outer, std::int64_t inside, std::int64_t n) {
-    if (s.inner == 1) return cumsum_line<T>(args, out_dtype, outer);
     alignas(64) T sums[tile], values[tile];
     std::fill(sums, sums + n, T(0));
     for (std::int64_t k = 0; k < s.length; ++k) {
@@ -76,55 +98,93 @@ void cumsum(const CumSumArgs& args) {
   with_wide_type(args.dtype, [&]<class T>() { cumsum_of<T>(args); });
 }
 
+// The factors of lines whose elements are neighbours, from line `outer` on.
+template <class T, std::int64_t lines>
+void take_lines(const void* x, DType dtype, const LineShape& s, std::int64_t outer, Factors<T>* factors) {
+  for_each_chunk<T, lines>(x, dtype, s, outer, false, [&](std::int64_t, std::int64_t n, const T* values) {
+    T products[lines];
+    for (std::int64_t i = 0; i < lines; ++i) products[i] = factors[i].product;
+    for (std::int64_t k = 0; k < n; ++k) {
+      for (std::int64_t i = 0; i < lines; ++i) products[i] *= values[i * pitch + k];
+    }
+    for (std::int64_t i = 0; i < lines; ++i) {
+      if (products[i] != T(0) && products[i] - products[i] == T(0)) {  // no factor is zero, infinite or NaN
+        factors[i].product = products[i];
+      } else {
+        for (std::int64_t k = 0; k < n; ++k) factors[i].take(values[i * pitch + k]);
+      }
+    }
+  });
+}
 // The factors of n neighbouring lines.
 template <class T>
-void take_lines(const void* x, DType dtype, const LineShape& s, std::int64_t outer, std::int64_t inside, std::int64_t n,
-                Factors<T>* factors) {
+void take_tile(const void* x, DType dtype, const LineShape& s, std::int64_t outer, std::int64_t inside, std::int64_t n,
+               Factors<T>* factors) {
   alignas(64) T values[tile];
-  if (s.inner == 1) {
-    for (std::int64_t j = 0; j < s.length; j += tile) {
-      const std::int64_t some = std::min(tile, s.length - j);
-      load_elements(x, dtype, outer * s.length + j, 1, values, some);
-      for (std::int64_t k = 0; k < some; ++k) factors[0].take(values[k]);
-    }
-    return;
-  }
   for (std::int64_t j = 0; j < s.length; ++j) {
     load_elements(x, dtype, (outer * s.length + j) * s.inner + inside, 1, values, n);
     for (std::int64_t i = 0; i < n; ++i) factors[i].take(values[i]);
   }
 }
 
-void prod(const ProdArgs& args) {
+template <class T>
+void prod_of(const ProdArgs& args) {
   const LineShape& s = args.shape;
-  with_wide_type(args.dtype, [&]<class T>() {
-    for_each_tile(s, [&](std::int64_t outer, std::int64_t inside, std::int64_t n) {
-      Factors<T> factors[tile];
-      take_lines(args.x, args.dtype, s, outer, inside, n, factors);
-      alignas(64) T products[tile];
-      for (std::int64_t i = 0; i < n; ++i) products[i] = factors[i].all();
-      store_elements(products, args.y, is_floating(args.dtype) ? args.dtype : DType::i64, outer * s.inner + inside, n);
+  const auto store = [&](const Factors<T>* factors, std::int64_t at, std::int64_t n) {
+    alignas(64) T products[tile];
+    for (std::int64_t i = 0; i < n; ++i) products[i] = factors[i].all();
+    store_elements(products, args.y, is_floating(args.dtype) ? args.dtype : DType::i64, at, n);
+  };
+  if (s.inner == 1) {
+    return for_each_group(s, [&]<std::int64_t lines>(std::int64_t outer) {
+      Factors<T> factors[lines];
+      take_lines<T, lines>(args.x, args.dtype, s, outer, factors);
+      store(factors, outer, lines);
     });
+  }
+  for_each_tile(s, [&](std::int64_t outer, std::int64_t inside, std::int64_t n) {
+    Factors<T> factors[tile];
+    take_tile(args.x, args.dtype, s, outer, inside, n, factors);
+    store(factors, outer * s.inner + inside, n);
   });
+}
+
+void prod(const ProdArgs& args) {
+  with_wide_type(args.dtype, [&]<class T>() { prod_of<T>(args); });
 }
 
 void prod_backward(const ProdGradArgs& args) {
   const LineShape& s = args.shape;
+  if (s.inner == 1) {
+    return for_each_group(s, [&]<std::int64_t lines>(std::int64_t outer) {
+      Factors<double> factors[lines];
+      take_lines<double, lines>(args.x, args.dtype, s, outer, factors);
+      double dy[lines];
+      load_elements(args.dy, args.dtype, outer, 1, dy, lines);
+      for_each_chunk<double, lines>(
+          args.x, args.dtype, s, outer, false, [&](std::int64_t first, std::int64_t n, double* values) {
+            for (std::int64_t i = 0; i < lines; ++i) {
+              double* const line = values + i * pitch;
+              if (factors[i].zeros + factors[i].infinities == 0) {
+                for (std::int64_t k = 0; k < n; ++k) line[k] = dy[i] * (factors[i].product / line[k]);
+              } else {
+                for (std::int64_t k = 0; k < n; ++k) line[k] = dy[i] * factors[i].without(line[k]);
+              }
+            }
+            store_rows(values, pitch, args.dx, args.dtype, outer * s.length + first, s.length, lines, n);
+          });
+    });
+  }
   for_each_tile(s, [&](std::int64_t outer, std::int64_t inside, std::int64_t n) {
     Factors<double> factors[tile];
-    take_lines(args.x, args.dtype, s, outer, inside, n, factors);
+    take_tile(args.x, args.dtype, s, outer, inside, n, factors);
     alignas(64) double dy[tile], values[tile];
     load_elements(args.dy, args.dtype, outer * s.inner + inside, 1, dy, n);
-    const std::int64_t some = s.inner == 1 ? tile : 1;  // elements of a line at a time
-    for (std::int64_t j = 0; j < s.length; j += some) {
+    for (std::int64_t j = 0; j < s.length; ++j) {
       const std::int64_t at = (outer * s.length + j) * s.inner + inside;
-      const std::int64_t count = s.inner == 1 ? std::min(some, s.length - j) : n;
-      load_elements(args.x, args.dtype, at, 1, values, count);
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t line = s.inner == 1 ? 0 : i;
-        values[i] = dy[line] * factors[line].without(values[i]);
-      }
-      store_elements(values, args.dx, args.dtype, at, count);
+      load_elements(args.x, args.dtype, at, 1, values, n);
+      for (std::int64_t i = 0; i < n; ++i) values[i] = dy[i] * factors[i].without(values[i]);
+      store_elements(values, args.dx, args.dtype, at, n);
     }
   });
 }

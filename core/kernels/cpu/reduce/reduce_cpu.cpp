@@ -281,8 +281,11 @@ inline void map_values(double parameter, T* values, const T* others, std::int64_
   if constexpr (Map == ReduceMap::exp_difference) {
     for (std::int64_t i = 0; i < n; ++i) values[i] = math::exp(values[i] - finite_or_zero(others[i]));
   } else {
-    const auto f = ops::pair_functor<Map>(parameter);
-    for (std::int64_t i = 0; i < n; ++i) values[i] = f.fwd(values[i], others[i]);
+    const auto map = [&](const auto& f) {
+      for (std::int64_t i = 0; i < n; ++i) values[i] = f.fwd(values[i], others[i]);
+    };
+    if (Map == ReduceMap::kl_divergence && parameter == 0) return map(ops::KlDivergence{});  // one branch per loop
+    map(ops::pair_functor<Map>(parameter));
   }
 }
 
@@ -312,20 +315,22 @@ inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, con
   alignas(64) T values[room];
   [[maybe_unused]] alignas(64) T others[Map == ReduceMap::value ? 1 : room];
   const std::int64_t stride = reduced.stride(0, reduced.rank - 1), other_stride = reduced.stride(1, reduced.rank - 1);
+  const bool is_square = Map == ReduceMap::product && args.other.data == args.in.data && job.base[0] == job.base[1] &&
+                         args.other.reduced_strides == args.in.reduced_strides;
   *total = 0;
   for (std::int64_t at = job.begin; at < job.end; at += room) {
     const std::int64_t n = std::min(room, job.end - at);
     std::int64_t to = 0;
     reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
       load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, values + to, run);
-      if constexpr (Map != ReduceMap::value) {
+      if (Map != ReduceMap::value && !is_square) {
         const std::int64_t from = job.base[1] + offset[1];
         load_elements(args.other.data, args.other.dtype, from, other_stride, others + to, other_stride == 0 ? 1 : run);
         if (other_stride == 0) std::fill(others + to + 1, others + to + run, others[to]);
       }
       to += run;
     });
-    if constexpr (Map != ReduceMap::value) map_values<T, Map>(args.parameter, values, others, n);
+    if constexpr (Map != ReduceMap::value) map_values<T, Map>(args.parameter, values, is_square ? values : others, n);
     add_blocks(values, n, *total);
   }
 }
