@@ -70,6 +70,7 @@ void store_elements(const T* from, void* data, DType dtype, std::int64_t element
 template <class T>
 void load_rows(const void* data, DType dtype, std::int64_t element, std::int64_t row_stride, std::int64_t rows,
                std::int64_t n, T* to, std::int64_t to_stride) {
+  if (row_stride == n && to_stride == n) return load_elements(data, dtype, element, 1, to, rows * n);
   if constexpr (std::is_same_v<T, float>) {
     if (is_narrow(dtype)) {  // the loop is chosen once: rows may be short
       const NarrowFloatLoops::Load load = narrow_float_loops(isa()).load(dtype);
@@ -87,6 +88,7 @@ void load_rows(const void* data, DType dtype, std::int64_t element, std::int64_t
 template <class T>
 void store_rows(const T* from, std::int64_t from_stride, void* data, DType dtype, std::int64_t element,
                 std::int64_t row_stride, std::int64_t rows, std::int64_t n) {
+  if (row_stride == n && from_stride == n) return store_elements(from, data, dtype, element, rows * n);
   if constexpr (std::is_same_v<T, float>) {
     if (is_narrow(dtype)) {
       const NarrowFloatLoops::Store store = narrow_float_loops(isa()).store(dtype);

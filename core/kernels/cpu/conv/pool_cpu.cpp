@@ -229,6 +229,17 @@ inline void add_weighted(const T* __restrict x, T weight, std::int64_t n, T* __r
   for (std::int64_t i = 0; i < n; ++i) sum[i] += weight * x[i];
 }
 
+// y[i] = the weighted sum of two neighbouring pixels of each of two lines, in the order of add_weighted.
+template <class T>
+inline void add_four(const T* __restrict upper, const T* __restrict lower, std::int64_t step, const T* of_row,
+                     const T* of_column, std::int64_t n, T* __restrict y) {
+  const T a = of_row[0] * of_column[0], b = of_row[0] * of_column[1];
+  const T c = of_row[1] * of_column[0], d = of_row[1] * of_column[1];
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = (((T(0) + a * upper[i]) + b * upper[i + step]) + c * lower[i]) + d * lower[i + step];
+  }
+}
+
 // The pixels that a pixel of the result reads along one axis, and the weights of the first few: their divisions take
 // longer than the sums of a few channels.
 template <class T, bool is_backward>
@@ -244,6 +255,7 @@ struct ResampleTaps {
       weights[i] = computed(axis, at, range.first + i);
     }
   }
+  bool is_pair() const { return range.last == range.first + 1; }
   T weight(const ResampleAxis& axis, std::int64_t at, std::int64_t of) const {
     return of - range.first < known ? weights[of - range.first] : computed(axis, at, of);
   }
@@ -271,6 +283,14 @@ struct ResampleRows {
         const Taps rows(h, row % to[0]);
         for_each_pixel_tile({1, some}, args.channels, 0, 1, [&](const PixelTile& at) {
           const Taps& column = columns[at.w];
+          const std::int64_t to_element = (row * to[1] + first) * args.channels + at.to;
+          if (args.dtype == dtype_of<T> && rows.is_pair() && column.is_pair()) {
+            const T* const x =
+                static_cast<const T*>(args.x) + at.channel +
+                ((row / to[0] * from[0] + rows.range.first) * from[1] + column.range.first) * args.channels;
+            return add_four(x, x + from[1] * args.channels, args.channels, rows.weights, column.weights, at.n,
+                            static_cast<T*>(args.y) + to_element);
+          }
           std::fill(sum, sum + at.n, T(0));
           for (std::int64_t r = rows.range.first; r <= rows.range.last; ++r) {
             const T of_row = rows.weight(h, row % to[0], r);
@@ -280,7 +300,7 @@ struct ResampleRows {
               add_weighted(read((line + c) * args.channels + at.channel, at.n, buffer), weight, at.n, sum);
             }
           }
-          store_elements(sum, args.y, args.dtype, (row * to[1] + first) * args.channels + at.to, at.n);
+          store_elements(sum, args.y, args.dtype, to_element, at.n);
         });
       }
     }

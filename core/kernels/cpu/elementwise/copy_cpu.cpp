@@ -18,6 +18,12 @@ constexpr std::int64_t chunk_elements = 512;
 template <class Word>
 void move_words(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride,
                 std::int64_t n) {
+  if (from_stride == -1 && to_stride == 1) {  // becomes vectors
+    const Word* const last = reinterpret_cast<const Word*>(from);
+    Word* const first = reinterpret_cast<Word*>(to);
+    for (std::int64_t i = 0; i < n; ++i) first[i] = last[-i];
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) {
     Word word;
     std::memcpy(&word, from + i * from_stride * static_cast<std::int64_t>(sizeof(Word)), sizeof(Word));
@@ -86,10 +92,14 @@ void fill(const FillArgs& args) {
   visit(args.dtype, [&]<class T> {
     T value;
     convert(&args.value, DType::f64, &value, args.dtype, 1);
+    constexpr std::byte zero[sizeof(T)] = {};
+    const bool is_zero = std::memcmp(&value, zero, sizeof(T)) == 0;
     T* const to = static_cast<T*>(args.to);
     parallel_for(args.shape.elements(), grain_elements, [&](std::int64_t begin, std::int64_t end) {
       walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 1>& at, std::int64_t n) {
-        if (stride == 1) {
+        if (stride == 1 && is_zero) {  // leaves the caches to others where that is faster
+          std::memset(to + at[0], 0, static_cast<std::size_t>(n) * sizeof(T));
+        } else if (stride == 1) {
           std::fill_n(to + at[0], n, value);
         } else {
           for (std::int64_t i = 0; i < n; ++i) to[at[0] + i * stride] = value;

@@ -157,39 +157,45 @@ BadIndex bad_of(const GatherArgs& args, const FirstBad& bad) {
   return {bad.position(), index_at(args.index, args.index_dtype, at)};
 }
 
-template <class Word>
+template <class Word, class Index>
 BadIndex gather_words(const GatherArgs& args) {
   FirstBad bad;
-  const auto* const x = static_cast<const std::byte*>(args.x);
-  auto* const out = static_cast<std::byte*>(args.out);
-  constexpr auto size = static_cast<std::int64_t>(sizeof(Word));
-  for_each_run(args, [&](const Run& run) {
+  const auto* const x = static_cast<const Word*>(args.x);
+  const auto* const indices = static_cast<const Index*>(args.index);
+  auto* const out = static_cast<Word*>(args.out);
+  const std::int64_t length = args.x_length, step = args.x_step;
+  for_each_run(args, [&, x, indices, out, length, step](const Run run) {
     const bool is_row = run.index_step == 0 && run.x_step == 1 && run.out_step == 1;
-    const std::int64_t n = is_row ? 1 : run.n, bytes = is_row ? run.n * size : size;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t to = run.out + i * run.out_step;
-      const std::int64_t index = index_at(args.index, args.index_dtype, run.index + i * run.index_step);
-      if (index < 0 || index >= args.x_length) {
+    for (std::int64_t i = 0; i < (is_row ? 1 : run.n); ++i) {
+      const std::int64_t index = indices[run.index + i * run.index_step], to = run.out + i * run.out_step;
+      if (index < 0 || index >= length) {
         bad.note(to);
+      } else if (is_row) {
+        std::copy_n(x + run.x + index * step, run.n, out + to);
       } else {
-        std::memcpy(out + to * size, x + (run.x + i * run.x_step + index * args.x_step) * size,
-                    static_cast<std::size_t>(bytes));
+        out[to] = x[run.x + i * run.x_step + index * step];
       }
     }
   });
   return bad_of(args, bad);
 }
 
+template <class Word>
+BadIndex gather_by(const GatherArgs& args) {
+  return args.index_dtype == DType::i32 ? gather_words<Word, std::int32_t>(args)
+                                        : gather_words<Word, std::int64_t>(args);
+}
+
 BadIndex gather(const GatherArgs& args) {
   switch (size_of(args.dtype)) {
     case 1:
-      return gather_words<std::uint8_t>(args);
+      return gather_by<std::uint8_t>(args);
     case 2:
-      return gather_words<std::uint16_t>(args);
+      return gather_by<std::uint16_t>(args);
     case 4:
-      return gather_words<std::uint32_t>(args);
+      return gather_by<std::uint32_t>(args);
     default:
-      return gather_words<std::uint64_t>(args);
+      return gather_by<std::uint64_t>(args);
   }
 }
 

@@ -14,7 +14,6 @@ namespace thimble::kernels {
 namespace lines_detail {
 
 constexpr std::int64_t tile = 256;
-constexpr std::int64_t pitch = tile + 8;  // of lines in a buffer: elements 4 KiB apart would wait for each other
 constexpr std::int64_t grain_elements = 1 << 14;
 
 // Elements are read and written as double or std::int64_t, which hold every value of the dtypes that compute in them.
@@ -49,30 +48,47 @@ void for_each_group(const LineShape& s, F&& body) {
   });
 }
 
-// Calls body(first, n, values) for chunks [first, first + n) of the lines from `outer` on, element k of line i being
-// values[i * pitch + k].
+// Calls body(first, n, values, pitch) for chunks [first, first + n) of the lines from `outer` on, element k of line i
+// being values[i * pitch + k].
 template <class T, std::int64_t lines, class F>
 void for_each_chunk(const void* x, DType dtype, const LineShape& s, std::int64_t outer, bool is_reverse, F&& body) {
-  alignas(64) T values[lines * pitch];
+  constexpr std::int64_t most_pitch = tile + 8;  // elements 4 KiB apart would wait for each other
+  const std::int64_t pitch = s.length < tile ? s.length : most_pitch;
+  alignas(64) T values[lines * most_pitch];
   for (std::int64_t done = 0; done < s.length; done += tile) {
     const std::int64_t n = std::min(tile, s.length - done), first = is_reverse ? s.length - done - n : done;
     load_rows(x, dtype, outer * s.length + first, s.length, lines, n, values, pitch);
-    body(first, n, values);
+    body(first, n, values, pitch);
   }
 }
 
 template <class T, std::int64_t lines>
 void cumsum_lines(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
   const LineShape& s = args.shape;
+  if (args.dtype == DType::f32) {  // a buffer would take longer than the sums
+    const float* const in = static_cast<const float*>(args.in) + outer * s.length;
+    float* const out = static_cast<float*>(args.out) + outer * s.length;
+    for (std::int64_t i = 0; i < lines * s.length; i += s.length) {
+      T sum = 0;
+      for (std::int64_t k = 0; k < s.length; ++k) {
+        const std::int64_t place = i + (args.is_reverse ? s.length - 1 - k : k);
+        sum += static_cast<T>(in[place]);
+        out[place] = static_cast<float>(sum);
+      }
+    }
+    return;
+  }
   T sums[lines] = {};
-  for_each_chunk<T, lines>(
-      args.in, args.dtype, s, outer, args.is_reverse, [&](std::int64_t first, std::int64_t n, T* values) {
-        for (std::int64_t k = 0; k < n; ++k) {
-          const std::int64_t place = args.is_reverse ? n - 1 - k : k;
-          for (std::int64_t i = 0; i < lines; ++i) values[i * pitch + place] = sums[i] += values[i * pitch + place];
-        }
-        store_rows(values, pitch, args.out, out_dtype, outer * s.length + first, s.length, lines, n);
-      });
+  for_each_chunk<T, lines>(args.in, args.dtype, s, outer, args.is_reverse,
+                           [&](std::int64_t first, std::int64_t n, T* values, std::int64_t pitch) {
+                             for (std::int64_t k = 0; k < n; ++k) {
+                               const std::int64_t place = args.is_reverse ? n - 1 - k : k;
+                               for (std::int64_t i = 0; i < lines; ++i)
+                                 values[i * pitch + place] = sums[i] += values[i * pitch + place];
+                             }
+                             store_rows(values, pitch, args.out, out_dtype, outer * s.length + first, s.length, lines,
+                                        n);
+                           });
 }
 
 template <class T>
@@ -101,20 +117,21 @@ void cumsum(const CumSumArgs& args) {
 // The factors of lines whose elements are neighbours, from line `outer` on.
 template <class T, std::int64_t lines>
 void take_lines(const void* x, DType dtype, const LineShape& s, std::int64_t outer, Factors<T>* factors) {
-  for_each_chunk<T, lines>(x, dtype, s, outer, false, [&](std::int64_t, std::int64_t n, const T* values) {
-    T products[lines];
-    for (std::int64_t i = 0; i < lines; ++i) products[i] = factors[i].product;
-    for (std::int64_t k = 0; k < n; ++k) {
-      for (std::int64_t i = 0; i < lines; ++i) products[i] *= values[i * pitch + k];
-    }
-    for (std::int64_t i = 0; i < lines; ++i) {
-      if (products[i] != T(0) && products[i] - products[i] == T(0)) {  // no factor is zero, infinite or NaN
-        factors[i].product = products[i];
-      } else {
-        for (std::int64_t k = 0; k < n; ++k) factors[i].take(values[i * pitch + k]);
-      }
-    }
-  });
+  for_each_chunk<T, lines>(
+      x, dtype, s, outer, false, [&](std::int64_t, std::int64_t n, const T* values, std::int64_t pitch) {
+        T products[lines];
+        for (std::int64_t i = 0; i < lines; ++i) products[i] = factors[i].product;
+        for (std::int64_t k = 0; k < n; ++k) {
+          for (std::int64_t i = 0; i < lines; ++i) products[i] *= values[i * pitch + k];
+        }
+        for (std::int64_t i = 0; i < lines; ++i) {
+          if (products[i] != T(0) && products[i] - products[i] == T(0)) {  // no factor is zero, infinite or NaN
+            factors[i].product = products[i];
+          } else {
+            for (std::int64_t k = 0; k < n; ++k) factors[i].take(values[i * pitch + k]);
+          }
+        }
+      });
 }
 // The factors of n neighbouring lines.
 template <class T>
@@ -161,18 +178,21 @@ void prod_backward(const ProdGradArgs& args) {
       take_lines<double, lines>(args.x, args.dtype, s, outer, factors);
       double dy[lines];
       load_elements(args.dy, args.dtype, outer, 1, dy, lines);
-      for_each_chunk<double, lines>(
-          args.x, args.dtype, s, outer, false, [&](std::int64_t first, std::int64_t n, double* values) {
-            for (std::int64_t i = 0; i < lines; ++i) {
-              double* const line = values + i * pitch;
-              if (factors[i].zeros + factors[i].infinities == 0) {
-                for (std::int64_t k = 0; k < n; ++k) line[k] = dy[i] * (factors[i].product / line[k]);
-              } else {
-                for (std::int64_t k = 0; k < n; ++k) line[k] = dy[i] * factors[i].without(line[k]);
-              }
-            }
-            store_rows(values, pitch, args.dx, args.dtype, outer * s.length + first, s.length, lines, n);
-          });
+      for_each_chunk<double, lines>(args.x, args.dtype, s, outer, false,
+                                    [&](std::int64_t first, std::int64_t n, double* values, std::int64_t pitch) {
+                                      for (std::int64_t i = 0; i < lines; ++i) {
+                                        double* const line = values + i * pitch;
+                                        if (factors[i].zeros + factors[i].infinities == 0) {
+                                          for (std::int64_t k = 0; k < n; ++k)
+                                            line[k] = dy[i] * (factors[i].product / line[k]);
+                                        } else {
+                                          for (std::int64_t k = 0; k < n; ++k)
+                                            line[k] = dy[i] * factors[i].without(line[k]);
+                                        }
+                                      }
+                                      store_rows(values, pitch, args.dx, args.dtype, outer * s.length + first, s.length,
+                                                 lines, n);
+                                    });
     });
   }
   for_each_tile(s, [&](std::int64_t outer, std::int64_t inside, std::int64_t n) {
@@ -195,6 +215,21 @@ void sort_row(const SortArgs& args, std::int64_t row) {
                                    std::conditional_t<std::is_same_v<S, double>, double, float>>;
   const S* const x = static_cast<const S*>(args.x) + row * args.length;
   std::int32_t* const order = args.order + row * args.count;
+  constexpr std::int64_t most = 4096;
+  if (std::is_same_v<Value, float> && args.count == args.length && args.length <= most) {
+    // Integers in the order of the values, and of the places where they are equal: sorting them follows no address.
+    std::uint64_t keys[most];
+    for (std::int64_t j = 0; j < args.length; ++j) {
+      const auto value = static_cast<float>(x[j]);
+      const auto bits = bit_cast<std::uint32_t>(value + 0.0f);  // one zero
+      std::uint32_t key = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+      if (value != value) key = 0xFFFFFFFFu;
+      keys[j] = std::uint64_t{args.is_descending ? ~key : key} << 32 | static_cast<std::uint64_t>(j);
+    }
+    std::sort(keys, keys + args.length);
+    for (std::int64_t j = 0; j < args.length; ++j) order[j] = static_cast<std::int32_t>(keys[j] & 0xFFFFFFFFu);
+    return;
+  }
   const auto before = [&](std::int32_t i, std::int32_t j) {
     return comes_before(static_cast<Value>(x[i]), i, static_cast<Value>(x[j]), j, args.is_descending);
   };
