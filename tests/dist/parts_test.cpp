@@ -135,7 +135,10 @@ TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused
   CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, b}), ShapeError);
   CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, c}), DTypeError);
   CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{a}),
-                    Catch::Contains("1 terms of 2 shards; expected one each, at most 32"));
+                    "sum_shards: 1 terms of 2 shards; expected one each, at most 32");
+  CHECK(dist::sum_shards({.parts = 32}, std::vector<Tensor>(32, a)).shape() == a.shape());
+  CHECK_THROWS_WITH(dist::sum_shards({.parts = 33}, std::vector<Tensor>(33, a)),
+                    "sum_shards: 33 terms of 33 shards; expected one each, at most 32");
 }
 
 TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {

@@ -424,6 +424,11 @@ TEST_CASE("config: a yarn without turns has the usual ones", "[models][config][q
   CHECK(scaling->low == 1);
   CHECK(scaling->high == 32);
   CHECK(scaling->rounds_pairs);
+  json["rope_theta"] = 1.0;
+  CHECK_THROWS_WITH(read(json, "llama"),
+                    Catch::Contains("rope_theta") && Catch::Contains("a number above 1 with yarn"));
+  json["rope_scaling"] = Json{{"rope_type", "linear"}, {"factor", 2.0}};
+  CHECK(read(json, "llama").sizes.function.rotary->theta == 1);
 }
 
 // ---- A model's function beyond its sizes: as text in files, and refused if the family lacks it.

@@ -314,6 +314,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
        "packed have other bytes (0 and 12288) than its figures (0 and 12287)"},
       {[](Json& j) { j["placement"].push_back(j["placement"][0]); }, "more than two steps"},
       {[](Json& j) { j["placement"][0]["height"] = 1; }, "a height of 1"},
+      {[](Json& j) { j["placement"][1]["is_optimal"] = 1; }, "step 1, is_optimal: expected true or false"},
       {[](Json& j) { j["placement"][1]["offsets"].push_back(0); }, "step 1, offsets"},
       {[](Json& j) { j["placement"][0]["offsets"][0] = 1ull << 63; }, "step 0, offset 0"},
       {[&](Json& j) { event(j, made)[3] = 99; }, "event"},

@@ -100,6 +100,12 @@ TEST_CASE("quantized files: what is missing or wrong is named", "[quant]") {
                     }
                   }),
                   ShapeError);
+  CHECK_THROWS_WITH(rewrite([](auto&, auto& entries, auto&) {
+                      for (auto& e : entries) {
+                        if (e.name == "fc1.weight") e.shape = {e.shape[0] * e.shape[1]};
+                      }
+                    }),
+                    "quantized net: " + (folder / "bad") + ": 'fc1.weight' has 1 sizes, (O, I) is needed");
   CHECK_THROWS_AS(QuantizedModel::load(folder / "none"), FileError);
 }
 

@@ -104,13 +104,19 @@ TEST_CASE("nets that cannot be quantized are refused by name", "[quant]") {
     int kind_;
     nn::Conv2d& conv_;
   };
+  const std::string others =
+      ": this operator cannot be quantized; conv2d, batch norm behind it, relu, add, max_pool2d, global_avg_pool, "
+      "concat of channels, linear and flattening can";
+  const std::string whys[] = {"conv2d at conv: expected 1 group, got 2", "tanh at " + others, "avg_pool2d at " + others,
+                              "the net's result is not made by any of its operators",
+                              "add at : an operand is not made from the input; such nets cannot be quantized"};
   for (int kind = 0; kind < 5; ++kind) {
     INFO(kind);
     Odd odd(kind);
     const Tensor x = images({1, 4, 4, 4}, 1);
-    CHECK_THROWS_AS(FoldedNet(
-                        odd, [&](const Tensor& t) { return odd(t); }, x),
-                    ValueError);
+    CHECK_THROWS_WITH(FoldedNet(
+                          odd, [&](const Tensor& t) { return odd(t); }, x),
+                      "quantize: " + whys[kind]);
     CHECK(odd.is_training());
   }
 }
@@ -215,6 +221,11 @@ TEST_CASE("quantized nets compute what training with fake quantization computes"
         const Scales scales = net.scales({Calibrator::max, 100, activations, weights});
         QuantizedModel quantized(*net.folded, scales);
         net.folded->fake_quantize(scales);
+        Scales few = scales;
+        few.values.pop_back();
+        CHECK_THROWS_WITH(net.folded->fake_quantize(few), "fake_quantize: " + std::to_string(few.values.size()) +
+                                                              " scales for " + std::to_string(scales.values.size()) +
+                                                              " values");
         // Compares step by step from equal codes: over the whole net, differences in rounding would add up.
         std::vector<Tensor> values(static_cast<std::size_t>(quantized.program().values()));
         quantized.run(net.x, [&](int value, const Tensor& t) { values[static_cast<std::size_t>(value)] = t; });

@@ -59,9 +59,11 @@ TEST_CASE("recurrent layers: names, shapes and bounds are PyTorch's") {
   for (const float value : host(weights_of(lstm, "_l1").weight_ih)) largest = std::max(largest, std::abs(value));
   CHECK(largest <= 0.5f);
   CHECK(largest > 0.4f);
-  CHECK_THROWS_AS(nn::Gru(3, 0), ValueError);
-  CHECK_THROWS_AS(nn::Lstm(3, 4, {.layers = 0}), ValueError);
-  CHECK_THROWS_AS(nn::Lstm(3, 4, {.dropout = 1}), ValueError);
+  const std::string end = "; expected at least 1 of each, and a probability in [0, 1)";
+  CHECK_THROWS_WITH(nn::Gru(3, 0), "gru: 3 inputs, 0 units, 1 layers, dropout 0.000000" + end);
+  CHECK_THROWS_WITH(nn::Lstm(0, 4), "lstm: 0 inputs, 4 units, 1 layers, dropout 0.000000" + end);
+  CHECK_THROWS_WITH(nn::Lstm(3, 4, {.layers = 0}), "lstm: 3 inputs, 4 units, 0 layers, dropout 0.000000" + end);
+  CHECK_THROWS_WITH(nn::Lstm(3, 4, {.dropout = 1}), "lstm: 3 inputs, 4 units, 1 layers, dropout 1.000000" + end);
 }
 
 TEST_CASE("recurrent layers: layers and directions are the operators, one after the other") {

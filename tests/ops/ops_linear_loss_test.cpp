@@ -315,11 +315,16 @@ TEST_CASE("ops: linear with an adapter", "[lora]") {
 TEST_CASE("ops: linear with an adapter names its operands", "[lora]") {
   const Tensor x = Tensor::empty({2, 3}), w = Tensor::empty({4, 3}), a = Tensor::empty({2, 3}),
                b = Tensor::empty({4, 2});
+  const std::string end = "; expected (..., in), (out), (r, in) and (out, r)", input = "lora_linear: input (2, 3), ";
   CHECK_NOTHROW(lora_linear(x, w, {}, {}, a, b, 1));
-  CHECK_THROWS_AS(lora_linear(x, w, {}, {}, b, a, 1), ShapeError);
-  CHECK_THROWS_AS(lora_linear(x, w, Tensor::empty({3}), {}, a, b, 1), ShapeError);
-  CHECK_THROWS_AS(lora_linear(x, w, {}, Tensor::empty({2, 4}), a, b, 1), ShapeError);
-  CHECK_THROWS_AS(lora_linear(x, w, {}, {}, a, b, 1, true), ShapeError);
+  CHECK_THROWS_WITH(lora_linear(x, w, {}, {}, b, a, 1),
+                    input + "weight (4, 3) (out, in), bias (), A (4, 2), B (2, 3)" + end);
+  CHECK_THROWS_WITH(lora_linear(x, w, Tensor::empty({3}), {}, a, b, 1),
+                    input + "weight (4, 3) (out, in), bias (3), A (2, 3), B (4, 2)" + end);
+  CHECK_THROWS_WITH(lora_linear(x, w, {}, Tensor::empty({2, 4}), a, b, 1),
+                    input + "weight (4, 3) (out, in), bias (), adapter's input (2, 4), A (2, 3), B (4, 2)" + end);
+  CHECK_THROWS_WITH(lora_linear(x, w, {}, {}, a, b, 1, true),
+                    input + "weight (4, 3) (in, out), bias (), A (2, 3), B (4, 2)" + end);
   CHECK_THROWS_AS(lora_linear(x, w, {}, {}, Tensor::empty({2, 3}, DType::bf16), b, 1), DTypeError);
   const Tensor one = full({1, 1}, 1, DType::i8);
   CHECK_THROWS_AS(lora_linear(one, one, {}, {}, one, one, 1), DTypeError);

@@ -149,20 +149,22 @@ TEST_CASE("ops: rotary positions refuse what they cannot turn", "[ops][quick]") 
   CHECK_THROWS_AS(rotary(zeros({1, 2, 1, 4}, DType::i64)), DTypeError);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const double theta : {0.0, -1.0, nan}) CHECK_THROWS_AS(rotary(x, {.theta = theta}), ValueError);
-  CHECK_THROWS_AS(rotary(x, {.first_position = -1}), ValueError);
+  CHECK_THROWS_WITH(rotary(x, {.first_position = -1}), "rotary: positions from -1 for 2 tokens; expected 0 to 2^31");
   CHECK_NOTHROW(rotary(x, {.first_position = (std::int64_t{1} << 31) - x.size(1)}));
   CHECK_THROWS_AS(rotary(x, {.first_position = (std::int64_t{1} << 31) - x.size(1) + 1}), ValueError);
   CHECK_THROWS_AS(rotary(x, {.first_position = std::int64_t{1} << 31}), ValueError);
-  const RotaryScaling bad[] = {{0, 1, 4, 8},
-                               {8, 4, 4, 8},
-                               {8, 1, 4, 0},
-                               {8, nan, 4, 8},
-                               {8, 0, 4, 8},
-                               {0, 1, 4, 8, RotaryKind::linear},
-                               {8, 1, 4, 0, RotaryKind::dynamic},
-                               {8, 1, 4, 8, RotaryKind::yarn, 0},
-                               {8, 4, 4, 8, RotaryKind::yarn}};
-  for (const RotaryScaling& s : bad) CHECK_THROWS_AS(rotary(x, {.scaling = s}), ValueError);
+  const std::pair<RotaryScaling, std::string> bad[] = {{{0, 1, 4, 8}, "factor 0.000000"},
+                                                       {{8, 4, 4, 8}, "high - low 0.000000"},
+                                                       {{8, 1, 4, 0}, "original length 0.000000"},
+                                                       {{8, nan, 4, 8}, "low nan"},
+                                                       {{8, 0, 4, 8}, "low 0.000000"},
+                                                       {{0, 1, 4, 8, RotaryKind::linear}, "factor 0.000000"},
+                                                       {{8, 1, 4, 0, RotaryKind::dynamic}, "original length 0.000000"},
+                                                       {{8, 1, 4, 8, RotaryKind::yarn, 0}, "attention factor 0.000000"},
+                                                       {{8, 4, 4, 8, RotaryKind::yarn}, "high - low 0.000000"}};
+  for (const auto& [scaling, what] : bad) {
+    CHECK_THROWS_WITH(rotary(x, {.scaling = scaling}), "rotary: " + what + "; expected a finite number above 0");
+  }
   CHECK(rotary(Tensor::empty({0, 2, 1, 4})).shape() == Shape{0, 2, 1, 4});
   CHECK(rotary(Tensor::empty({2, 0, 1, 4})).shape() == Shape{2, 0, 1, 4});
 }

@@ -393,6 +393,7 @@ TEST_CASE("matrix optimizers: what is refused", "[matrix_optimizer]") {
   CHECK_THROWS_WITH(Muon(list, {.momentum = 1}), Catch::Contains("muon: expected momentum in (0, 1), got 1"));
   CHECK_THROWS_WITH(Muon(list, {.iterations = 0}), Catch::Contains("muon: expected iterations >= 1"));
   CHECK_THROWS_WITH(Galore(list, {.rank = 0}), Catch::Contains("galore: expected rank >= 1, got 0"));
+  CHECK_NOTHROW(Galore(list, {.rank = 1, .period = 1}));
   CHECK_THROWS_WITH(Galore(list, {.period = 0}), Catch::Contains("galore: expected period >= 1, got 0"));
   CHECK_THROWS_WITH(ApolloMini(list, {.scale = -1}), Catch::Contains("apollo-mini: expected scale > 0, got -1"));
   CHECK_NOTHROW(ApolloMini(list, {.growth = 1}));

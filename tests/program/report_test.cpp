@@ -213,8 +213,10 @@ TEST_CASE("report: the page is whole by itself", "[report]") {
   for (std::size_t at = 0; (at = html.find(" href=\"#", at)) != std::string::npos; ++at) {
     CHECK(ids.count(markup::attribute(std::string_view(html).substr(at), "href").substr(1)) == 1);
   }
-  for (const char* part : {"29 of 31", "32 of 32", "prefers-color-scheme:dark", "@media print", "+64", "2025-11-20",
-                           "<nav", "In all rows: ", "predicted<br>", "resnet50.layer3.19.conv3", "AMD EPYC 9R14"}) {
+  for (const char* part :
+       {"29 of 31", "32 of 32", "prefers-color-scheme:dark", "@media print", "+64", "2025-11-20", "<nav",
+        "In all rows: ", "predicted<br>", "resnet50.layer3.19.conv3", "AMD EPYC 9R14",
+        "<td><a href=\"#gpt-layer\">GPT: bytes of one layer</a></td>", "</u> <span class=\"good\">"}) {
     INFO(part);
     CHECK(html.find(part) != std::string::npos);
   }

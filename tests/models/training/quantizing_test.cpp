@@ -1,6 +1,7 @@
 // `thimble quantize` as calls, on untrained nets, which have equal sizes, bytes and errors.
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -65,6 +66,19 @@ TEST_CASE("quantize: a net of convolutions, its file and its bytes", "[quant]") 
   CHECK(models::make_plan(plan).plan.peak_bytes == report.predicted_peak_bytes);
   plan.is_int8 = false;
   CHECK(models::make_plan(plan).plan.peak_bytes > 3 * report.predicted_peak_bytes);
+
+  plan.is_int8 = true;
+  const auto refuses = [&](const std::function<void(models::Setup&)>& change, const std::string& text) {
+    models::PlanOptions other = plan;
+    change(other.setup);
+    CHECK_THROWS_WITH(models::make_plan(other), "`is_int8`: not with " + text);
+  };
+  refuses([](auto& s) { s.model = "char-gpt", s.sizes = {.feed_forward = models::FeedForward::tiled}; },
+          "`feed_forward` tiled, whose products have no codes; expected full");
+  refuses([](auto& s) { s.precision.policy = "O2", s.precision.dtype = DType::f16; },
+          "`precision` O2, because the codes are made of a net in f32; expected O0, or no `precision`");
+  refuses([](auto& s) { s.precision.dtype = DType::bf16; },
+          "`dtype` bf16, because the codes are made of a net in f32; expected f32");
 }
 
 TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[quant]") {

@@ -135,6 +135,8 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
       {"gpt2", [](Json& j) { j["model"]["type"] = "Unigram"; }, "key 'model.type': '\"Unigram\"'; expected BPE"},
       {"gpt2", [](Json& j) { j["model"]["dropout"] = 0.1; }, "key 'model.dropout': '0.1'; expected null"},
       {"gpt2", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "key 'model.end_of_word_suffix'"},
+      {"gpt2", [](Json& j) { j["model"]["vocab"] = Json::array({"A"}); },
+       "key 'model.vocab': '[\"A\"]'; expected an object of tokens and ids"},
       {"gpt2", [](Json& j) { j["model"]["vocab"]["A"] = -1; },
        "key 'model.vocab': token 'A' has id '-1'; expected 0 to 309"},
       {"gpt2", [](Json& j) { j["model"]["vocab"]["A"] = 3; }, "; expected 0 to 309, each once"},
