@@ -63,6 +63,10 @@ std::vector<Tensor> many() {
 
 }  // namespace
 
+TEST_CASE("tensor: a shape takes as many values as it has elements", "[tensor]") {
+  CHECK_THROWS_WITH(from_host(std::vector<float>{1, 2, 3}, {2, 2}), "from_host: 3 values for shape (2, 2)");
+}
+
 TEST_CASE("tensor text: is NumPy's", "[text]") {
   struct Row {
     Tensor t;

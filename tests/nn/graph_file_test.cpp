@@ -259,6 +259,9 @@ TEST_CASE("graph file: a plan by hand", "[plan]") {
   CHECK(json["events"].size() == 9);
   CHECK(json["events"][5] == Json::parse(R"(["recompute", 0])"));
   CHECK(json["peak_bytes"] == 12'000);
+  Json named = toy();
+  named["name"] = "n\xC3\xB6";
+  CHECK(files_test::contains(nn::to_json(read(named), all), R"("name":"n\u00f6")"));  // only ASCII
   try {
     nn::plan_graph(step, 11'999);
     FAIL("no plan has so few bytes");
