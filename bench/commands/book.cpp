@@ -79,8 +79,6 @@ void run(const BookFlags& flags) {
   if (!flags.index.empty() && !(flags.folder.empty() && flags.names.empty())) {
     throw ValueError("--index: expected no pictures beside it, got --figures or their names; run the command twice");
   }
-  check_outputs({{"--index", flags.index, &file_kinds::index}}, {}, flags.overwrites);
-  if (!flags.index.empty()) return write_output(flags.index, command_index());
   std::vector<const BookFigure*> chosen;
   for (const BookFigure& figure : book_figures()) {
     const auto found = std::find(flags.names.begin(), flags.names.end(), figure.name);
@@ -93,12 +91,13 @@ void run(const BookFlags& flags) {
       refuse_value("book", "one of " + all, name);
     }
   }
+  std::vector<files::Output> outputs{{"--index", flags.index, &file_kinds::index}};
   if (!flags.folder.empty()) {
     make_output_folder("--figures", flags.folder);
-    std::vector<files::Output> outputs;
     for (const BookFigure* const f : chosen) outputs.push_back({"--figures", flags.picture(*f), &file_kinds::picture});
-    check_outputs(outputs, {}, flags.overwrites);
   }
+  check_outputs(outputs, {}, flags.overwrites);
+  if (!flags.index.empty()) return write_output(flags.index, command_index());
   for (const BookFigure* const figure : chosen) {
     const std::string svg = flags.folder.empty() ? "" : figure->draw();
     if (!svg.empty()) write_file_atomically(flags.picture(*figure), svg);

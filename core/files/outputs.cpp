@@ -236,6 +236,8 @@ void check_names(const std::vector<files::Output>& outputs, std::string_view pre
 
 void check_outputs(const std::vector<files::Output>& outputs, const std::vector<files::Input>& inputs,
                    bool overwrites) {
+  const bool writes = std::any_of(outputs.begin(), outputs.end(), [](const auto& o) { return !o.path.empty(); });
+  if (overwrites && !writes) throw ValueError("`overwrites`: needs a file to write");
   check_names(outputs);
   for (const files::Output& output : outputs) {
     if (output.path.empty() || output.kind == &file_kinds::folder) continue;

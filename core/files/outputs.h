@@ -50,7 +50,7 @@ struct Input {
 /// name with another's `infix`. `prefix` begins the message.
 void check_names(const std::vector<files::Output>& outputs, std::string_view prefix = "");
 
-/// Throws ValueError as check_names does, and if an output
+/// Throws ValueError as check_names does, for `overwrites` without an output, and if an output
 /// - is one of the inputs, or one of the files read in an input folder, under any name or link;
 /// - exists and is not of its kind, unless `overwrites`. An empty file is of every kind;
 /// - is a character device or a pipe, and its kind is no stream. Several outputs may go to one device;

@@ -95,7 +95,6 @@ void check_files(const TrainOptions& options) {
   const std::string infix(options.keep > 1 ? nn::older_infix : "");
   std::vector<files::Output> outputs{{"`save`", options.save, &file_kinds::checkpoint, infix},
                                      {"`save_weights`", options.save_weights, &file_kinds::weights},
-                                     {"`log`", options.log, &file_kinds::folder},
                                      {"`save_adapters`", options.save_adapters, &file_kinds::folder}};
   if (const std::string& folder = options.save_adapters; fs::is_directory(folder)) {
     outputs.push_back({"`save_adapters`", nn::adapter_config_path(folder), &file_kinds::adapters});
@@ -113,6 +112,9 @@ void check_files(const TrainOptions& options) {
   } else {
     inputs.push_back({"`times`", options.costs.times});
   }
+  outputs.push_back({"`log`", options.log, &file_kinds::folder});
+  check_names(outputs);
+  outputs.pop_back();  // a log's files have new names, so `overwrites` is not about them
   check_outputs(outputs, inputs, options.overwrites);
 }
 
@@ -213,8 +215,11 @@ void check_needs(const TrainOptions& o) {
   };
   const Setup& s = o.setup;
   const bool has_budget = o.budget_bytes > 0 || o.process_budget_bytes > 0, is_planned = has_budget || !o.plan.empty();
-  need(o.costs.measures, "`measures`", has_budget, "`budget_bytes` to plan for");
-  need(!o.costs.times.empty(), "`times`", has_budget, "`budget_bytes` to plan for");
+  constexpr const char* budget = "`budget_bytes` to plan for";
+  need(o.costs.measures, "`measures`", has_budget, budget);
+  need(!o.costs.times.empty(), "`times`", has_budget, budget);
+  need(!o.costs.hardware.empty(), "`hardware`", has_budget || o.device.is_cuda(), budget);
+  need(o.refusal_ms != nn::default_refusal_ms, "`refusal_ms`", has_budget, budget);
   need(o.is_strict, "`is_strict`", is_planned || o.captures_steps,
        "steps that follow a plan: `budget_bytes` or `plan`");
   need(o.save_every > 0, "`save_every`", !o.save.empty(), "`save`");
