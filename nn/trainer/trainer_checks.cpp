@@ -129,6 +129,9 @@ void TrainerCore::check() const {
                      quote(offload.folder)
                : std::string("options.offload.folder: expected a folder on a disk, got none"));
   }
+  if (!offload.folder.empty() && options_.planner.make_tier) {
+    refuse("options.offload.folder: not with options.planner.make_tier, which makes the tiers; leave out one of them");
+  }
   if (offload.parameters && has_others) {
     refuse("options.offload.parameters is for one rank; options.ranks.zero = 3 shards the parameters of several");
   }
@@ -204,11 +207,17 @@ void TrainerCore::check() const {
   const SpillPolicy& spilling = options_.planner.spilling;
   need(!options_.hardware.empty(), "hardware", has_budget || options_.device.is_cuda(), budget);
   need(spilling.offloads || spilling.packs, "planner.spilling", has_budget, budget);
-  need(options_.skips_unfitting, "skips_unfitting", is_planned(), "a plan: options.budget_bytes or plan");
+  constexpr const char* plan = "a plan: options.budget_bytes or plan";
+  need(options_.skips_unfitting, "skips_unfitting", is_planned(), plan);
+  need(options_.is_strict, "is_strict", is_planned() || options_.captures_steps, plan);
+  need(options_.refusal_ms != default_refusal_ms, "refusal_ms", has_budget, budget);
+  need(options_.planner.make_tier != nullptr, "planner.make_tier", offload.any() || spilling.offloads || options_.plan,
+       "tensors to offload: options.offload or planner.spilling.offloads");
   need(options_.patience > 0, "patience", options_.evaluate_every > 0, "options.evaluate_every");
   need(options_.plateau.has_value(), "plateau", options_.evaluate_every > 0, "options.evaluate_every");
   need(options_.changes_options, "changes_options", !options_.resume.empty(), "options.resume");
   need(options_.keep > 1, "keep", !options_.save.empty(), "options.save");
+  need(options_.overwrites, "overwrites", !options_.save.empty() || !options_.best.empty(), "options.save or best");
   need(offload.read_ahead != OffloadOptions().read_ahead, "offload.read_ahead", offload.parameters,
        "options.offload.parameters");
   need(ranks.read_ahead != RankOptions().read_ahead, "ranks.read_ahead", ranks.zero == 3, "options.ranks.zero = 3");

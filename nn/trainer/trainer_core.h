@@ -89,7 +89,7 @@ struct TrainerOptions {
   PlanSource plan = nullptr;
   /// Approximate limit of the processor time that refusing a budget takes, in milliseconds; 0 sets no bound.
   double refusal_ms = default_refusal_ms;
-  bool is_strict = false;  ///< a step that leaves its plan throws PlanError
+  bool is_strict = false;  ///< with a budget or plan: a step that leaves its plan throws PlanError
   /// On a CUDA device, captures steps as a graph and replays it from the third step on (nn/step/captured_step.h), with
   /// the same bits. For a program with one part on one rank whose batches differ only in the values of tensors.
   bool captures_steps = false;

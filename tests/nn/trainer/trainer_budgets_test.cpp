@@ -408,6 +408,11 @@ TEST_CASE("trainer: an option without the one that it needs is refused by name",
   } rows[] = {
       {"options.hardware: needs options.budget_bytes", [](auto& o) { o.hardware = "h100-80gb"; }},
       {"options.skips_unfitting: needs a plan", [](auto& o) { o.skips_unfitting = true; }},
+      {"options.is_strict: needs a plan", [](auto& o) { o.is_strict = true; }},
+      {"options.refusal_ms: needs options.budget_bytes", [](auto& o) { o.refusal_ms = 0; }},
+      {"options.planner.make_tier: needs tensors to offload",
+       [](auto& o) { o.planner.make_tier = [](memory::Device on) { return memory::make_tier(on); }; }},
+      {"options.overwrites: needs options.save or best", [](auto& o) { o.overwrites = true; }},
       {"options.planner.spilling: needs options.budget_bytes", [](auto& o) { o.planner.spilling.packs = true; }},
       {"options.patience: needs options.evaluate_every", [](auto& o) { o.patience = 2; }},
       {"options.plateau: needs options.evaluate_every", [](auto& o) { o.plateau = optim::PlateauOptions{}; }},
@@ -605,11 +610,11 @@ TEST_CASE("trainer: a batch may come from the model", "[trainer]") {
   };
   nn::TrainerOptions options{.seed = 2, .steps = 4};
   options.example_steps = {0, 1};
-  options.is_strict = true;
   Own free_run(own, options);
   const std::vector<double> expected = budgets_losses(free_run);
   CHECK(free_run.peak_bytes() == free_run.plan().peak_bytes);
   options.budget_bytes = free_run.plan().peak_bytes;
+  options.is_strict = true;
   Own bounded(own, options);
   CHECK(budgets_losses(bounded) == expected);
   CHECK(bounded.peak_bytes() == bounded.plan().peak_bytes);

@@ -48,9 +48,7 @@ Ended run(Own& trainer, const nn::TrainControl& control = {}) {
 }
 
 nn::TrainerOptions trainer_files_options(std::int64_t steps) {
-  nn::TrainerOptions options{.seed = 5, .steps = steps, .evaluate_every = 2};
-  options.is_strict = true;
-  return options;
+  return {.seed = 5, .steps = steps, .evaluate_every = 2};
 }
 
 /// The net of own_program.h with 3 blocks of width 32, on batches of 64 samples.
