@@ -360,12 +360,6 @@ void add_plan(CLI::App& program) {
     if (options->is_inference && dropout->count() > 0) {
       throw ValueError("--dropout: expected a training step, got --inference; leave out one of them");
     }
-    if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
-      throw ValueError("--profile, --profile-file: expected a training step, got --inference; leave them out");
-    }
-    if (options->is_int8 && !options->is_inference) {
-      throw ValueError("--int8: expected --inference, got a training step; add --inference");
-    }
     models::PlanReport alone;
     std::vector<models::RankPlan> ranks;
     const PlanningLine planning;

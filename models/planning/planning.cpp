@@ -305,6 +305,12 @@ PlanReport make_plan(const PlanOptions& given) {
   check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
+  if (options.is_int8 && !options.is_inference) {
+    throw ValueError("`is_int8`: expected `is_inference`, got a training step; add `is_inference`");
+  }
+  if (options.is_inference && (options.costs.measures || !options.costs.times.empty())) {
+    throw ValueError("`measures`, `times`: expected a training step, got `is_inference`; leave them out");
+  }
   const nn::Hardware machine = hardware_for(options.costs, options.device);
   PlanReport report;
   memory::ProcessBase base;

@@ -163,6 +163,7 @@ TEST_CASE("choices: what does not go together is refused and named", "[choices]"
        "`finds_batch`", "`micro_batches` auto"},
       {[](models::PlanOptions& o) { o.setup.micro_batches = 2, o.is_inference = true; }, "`is_inference`",
        "`micro_batches`"},
+      {[](models::PlanOptions& o) { o.is_int8 = true; }, "`is_int8`", "`is_inference`"},
       {[](models::PlanOptions& o) {
          o.setup.model = "mlp", o.setup.sizes = {}, o.setup.sizes.head = models::Head::chunked;
        },

@@ -102,7 +102,14 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
   plan.setup = train.setup;
   plan.data = train.data;
   const models::PlanReport free = models::make_plan(plan);
-  CHECK(free.plan.peak_bytes == models::prepare_training(train).plan.peak_bytes);
+  const models::PreparedTraining kept = models::prepare_training(train);
+  CHECK(free.plan.peak_bytes == kept.plan.peak_bytes);
+  CHECK((free.outside.data > 0 && free.outside.data == kept.data->heap_bytes()));
+  plan.process_budget_bytes = std::size_t{1} << 33;
+  const models::PlanReport bound = models::make_plan(plan);
+  CHECK(bound.outside.data == free.outside.data);
+  CHECK(bound.budget_bytes == plan.process_budget_bytes - bound.outside.total());
+  plan.process_budget_bytes = 0;
   train.setup.micro_batches = plan.setup.micro_batches = models::auto_micro_batches;
   train.setup.packing.is_allowed = plan.setup.packing.is_allowed = true;
   train.budget_bytes = plan.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
