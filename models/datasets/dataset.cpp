@@ -16,8 +16,10 @@ std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& mode
     throw ValueError("`tokenizer`: '" + tokenizer + "': not for " + std::string(name) +
                      "; expected a GPT or Llama model");
   }
-  return model.is_text() ? open_text(path, name, model.is_masked(), seed, tokenizer)
-                         : open_images(path, model.options(), seed);
+  std::unique_ptr<Dataset> data = model.is_text() ? open_text(path, name, model.is_masked(), seed, tokenizer)
+                                                  : open_images(path, model.options(), seed);
+  data->path = path;
+  return data;
 }
 
 std::int64_t count_correct(const Tensor& scores, const Tensor& target) {

@@ -59,6 +59,8 @@ class Dataset {
   /// Identifies the data by their number and a checksum, or empty.
   virtual std::string digest() const { return {}; }
 
+  std::string path = {};  ///< that it was opened from, for errors
+
  private:
   BatchShare share_;
 };

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file_stream.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/copy.h>
@@ -69,11 +70,11 @@ class ImageSet final : public Dataset {
 
   void fit(ModelOptions& sizes) const override {
     if (images_.height != images_.width) {
-      throw ValueError("data: images of " + std::to_string(images_.height) + " x " + std::to_string(images_.width) +
-                       " pixels; models take square ones");
+      throw ValueError("`data`: " + quote(path, 200) + ": images of " + std::to_string(images_.height) + " x " +
+                       std::to_string(images_.width) + " pixels; models take square ones");
     }
     if (sizes.image > 0 && sizes.image != images_.height) {
-      throw ValueError("`image`: " + std::to_string(sizes.image) + "; the data have images of " +
+      throw ValueError("`image`: " + std::to_string(sizes.image) + "; " + quote(path, 200) + " has images of " +
                        std::to_string(images_.height) + " pixels; expected that size");
     }
     sizes.image = images_.height;
@@ -84,7 +85,8 @@ class ImageSet final : public Dataset {
   void open(const ModelOptions&, std::int64_t samples, std::uint64_t seed) override {
     const std::int64_t validation = images_.count - train_;
     if (train_ < 1 || validation < 1) {
-      throw ValueError("data: " + std::to_string(images_.count) + " images; at least two are needed");
+      throw ValueError("`data`: " + quote(path, 200) + ": " + std::to_string(images_.count) +
+                       " images; at least two are needed");
     }
     samples_ = samples;
     const data::Normalization normalization = data::measure_normalization(images_, 0, train_);

@@ -105,11 +105,11 @@ class Text final : public Dataset {
     for (data::TokenStore* part : {&train_, &validation_}) {
       const std::int64_t largest = part->largest();
       if (largest >= sizes.vocabulary) {
-        throw ValueError("data: token " + std::to_string(largest) + " is outside of the model's vocabulary of " +
-                         std::to_string(sizes.vocabulary));
+        throw ValueError("`data`: " + quote(path, 200) + ": token " + std::to_string(largest) +
+                         " is outside of the model's vocabulary of " + std::to_string(sizes.vocabulary));
       }
       if (part->size() <= sizes.sequence) {
-        throw ValueError("data: " + std::to_string(part->size()) + " tokens to " +
+        throw ValueError("`data`: " + quote(path, 200) + ": " + std::to_string(part->size()) + " tokens to " +
                          (part == &train_ ? "train on" : "validate with") + "; samples of " +
                          std::to_string(sizes.sequence) + " need more than that (`sequence`)");
       }

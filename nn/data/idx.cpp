@@ -60,6 +60,11 @@ std::vector<std::int64_t> read_shape(Reader& reader, std::uint64_t most_bytes, c
         "the magic number is " + std::to_string(magic) + "; expected 2051 (0x803, images) or 2049 (0x801, labels)");
   std::vector<std::int64_t> shape(magic == images_magic ? 3 : 1);
   for (std::int64_t& size : shape) size = read_u32(reader);
+  if (shape.size() == 3 && (shape[1] == 0 || shape[2] == 0)) {
+    throw FileError(path, 8,
+                    "images of " + std::to_string(shape[1]) + " x " + std::to_string(shape[2]) +
+                        " pixels; expected at least 1 x 1");
+  }
   most_bytes = std::min(most_bytes, idx_limit_bytes);
   const std::optional<std::uint64_t> bytes = checked_bytes(shape, 1);
   if (!bytes || *bytes > most_bytes)

@@ -98,6 +98,8 @@ TEST_CASE("data: corrupt IDX files are refused with a reason", "[files][data]") 
           {"sizes cut short", good.substr(0, 14), "at byte 14: the file is cut short"},
           {"values cut short", good.substr(0, good.size() - 1), "at byte 27: the file is cut short: 12 bytes wanted"},
           {"trailing byte", good + "x", "at byte 28: 1 bytes after the last value"},
+          {"no rows", idx_images(2, 0, 3, ""), "at byte 8: images of 0 x 3 pixels; expected at least 1 x 1"},
+          {"gzip, no columns", gzip(idx_images(0, 2, 0, "")), "at byte 8: images of 2 x 0 pixels; expected at least"},
           {"sizes of 2^96", idx_images(UINT32_MAX, UINT32_MAX, UINT32_MAX, "abc"), "promise more than 2^63 - 1 bytes"},
           {"sizes of 2^62", idx_images(1u << 31, 1u << 31, 1, "abc"), "promise 4611686018427387904 bytes"},
           {"gzip, promises 2^62", gzip(idx_images(1u << 31, 1u << 31, 1, "abc")), "promise 4611686018427387904 bytes"},
