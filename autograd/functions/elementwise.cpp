@@ -40,8 +40,17 @@ Tensor clamp(const Tensor& x, double low, double high) {
   if (!(low <= high)) {
     throw ValueError("clamp: low " + std::to_string(low) + " is above high " + std::to_string(high));
   }
-  check_scalar("clamp", x, low);
-  check_scalar("clamp", x, high);
+  if (!is_floating(x.dtype())) {
+    const bool is_signed = x.dtype() != DType::u8 && x.dtype() != DType::boolean, is_i64 = x.dtype() == DType::i64;
+    const double end = std::ldexp(1.0, 8 * static_cast<int>(size_of(x.dtype())) - is_signed),
+                 least = is_signed ? -end : 0;
+    const bool has_some = is_i64 ? low >= least && high < end : low < end && high >= least;
+    if (!has_some || std::trunc(low) != low || std::trunc(high) != high || !std::isfinite(high - low)) {
+      throw DTypeError("clamp: " + std::to_string(low) + " to " + std::to_string(high) + " of " + describe(x) +
+                       "; expected integers, between which the dtype has some");
+    }
+    if (!is_i64) low = std::max(low, least), high = std::min(high, end - 1);  // as torch.clamp does
+  }
   return apply(ops::Clamp{low, high}, x);
 }
 

@@ -17,7 +17,7 @@ Tensor sqrt(const Tensor& x);
 Tensor rsqrt(const Tensor& x);
 Tensor square(const Tensor& x);
 Tensor pow(const Tensor& x, double exponent);
-/// Throws ValueError when low > high.
+/// Throws ValueError when low > high; for integers DTypeError for a fraction, or if they have no number in [low, high].
 Tensor clamp(const Tensor& x, double low, double high);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);

@@ -484,6 +484,12 @@ TEST_CASE("ops: integers take no numbers that are none") {
   CHECK(to_host<std::int64_t>(ids + 1) == Ids{1, 2, 3, 4});
   CHECK(to_host<std::int64_t>(5.0 - ids * -2) == Ids{5, 7, 9, 11});
   CHECK(to_host<std::int64_t>(clamp(ids, 1, 2)) == Ids{1, 1, 2, 2});
+  // As torch.clamp: bounds beyond the dtype change nothing, unless no number of the dtype is between them.
+  CHECK_THROWS_AS(clamp(ids, 0, 0x1p63), DTypeError);
+  CHECK(to_host<std::int64_t>(clamp(to_dtype(ids - 2, DType::i8), -1000, 1000)) == Ids{-2, -1, 0, 1});
+  CHECK(to_host<std::int64_t>(clamp(arange(4, DType::u8), -1, 1000)) == Ids{0, 1, 2, 3});
+  CHECK_THROWS_AS(clamp(arange(4, DType::u8), -5, -1), DTypeError);
+  CHECK_THROWS_AS(clamp(arange(4, DType::i8), 128, 200), DTypeError);
   CHECK(to_host<float>(to_dtype(ids, DType::f32) * 0.5) == std::vector<float>{0, 0.5, 1, 1.5});
 }
 
