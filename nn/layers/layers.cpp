@@ -8,7 +8,9 @@
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/conv/conv.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/nn/layers/init.h>
@@ -17,14 +19,25 @@ namespace thimble::nn {
 
 namespace {
 
-void check_sizes(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out, std::int64_t kernel) {
+void check_groups(const char* name, std::int64_t groups, std::int64_t in, std::int64_t out) {
+  if (groups >= 1 && in % groups == 0 && out % groups == 0) return;
+  throw ValueError(std::string(name) + ": " + std::to_string(groups) + " groups do not divide " + std::to_string(in) +
+                   " and " + std::to_string(out) + " channels");
+}
+
+void check_sizes(const char* name, const Conv2dOptions& o, std::int64_t in, std::int64_t out, std::int64_t kernel) {
   if (std::min({in, out, kernel}) < 1) {
     throw ShapeError(std::string(name) + ": " + std::to_string(in) + " input channels, " + std::to_string(out) +
                      " output channels, a kernel of " + std::to_string(kernel) + "; expected at least 1 of each");
   }
-  if (groups >= 1 && in % groups == 0 && out % groups == 0) return;
-  throw ValueError(std::string(name) + ": " + std::to_string(groups) + " groups do not divide " + std::to_string(in) +
-                   " and " + std::to_string(out) + " channels");
+  ops::check_conv_numbers(name, o.stride, o.padding, o.dilation, o.groups);
+  check_groups(name, o.groups, in, out);
+}
+
+double checked_epsilon(const char* name, std::int64_t channels, double epsilon) {
+  if (channels < 1) throw ShapeError(std::string(name) + ": " + std::to_string(channels) + " channels; at least 1");
+  norm_detail::check_epsilon(name, epsilon);
+  return epsilon;
 }
 
 }  // namespace
@@ -78,7 +91,7 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
   check_fp8_strict(on.fp8, fp8_fallback_);
-  check_sizes("conv2d", options.groups, in, out, kernel);
+  check_sizes("conv2d", options, in, out, kernel);
   const Shape shape{out, kernel, kernel, in / options.groups};  // (O, KH, KW, I / groups)
   weight =
       add_parameter("weight", init::kaiming_fan_out(shape, out * kernel * kernel / options.groups, on.dtype, on.device),
@@ -94,7 +107,7 @@ Conv1d::Conv1d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
                const TensorOptions& on)
     : options_(options), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  check_sizes("conv1d", options.groups, in, out, kernel);
+  check_sizes("conv1d", options, in, out, kernel);
   const double bound = 1 / std::sqrt(static_cast<double>(in / options.groups * kernel));
   weight = add_parameter("weight", init::uniform({out, kernel, in / options.groups}, bound, on.dtype, on.device),
                          FileLayout::oihw);
@@ -109,7 +122,11 @@ ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, std::int64_t
                                  std::int64_t output_padding, bool has_bias, const TensorOptions& on)
     : options_(options), output_padding_(output_padding), compute_(on.compute) {
   check_fp8_strict(on.fp8, on.fp8 ? "convolutions have no FP8 form" : "");
-  check_sizes("conv_transpose2d", options.groups, in, out, kernel);
+  check_sizes("conv_transpose2d", options, in, out, kernel);
+  if (output_padding < 0 || output_padding >= options.stride) {
+    throw ValueError("conv_transpose2d: output padding " + std::to_string(output_padding) +
+                     "; expected 0 to stride - 1");
+  }
   const Shape shape{in, kernel, kernel, out / options.groups};
   const double bound = 1 / std::sqrt(static_cast<double>(out / options.groups * kernel * kernel));
   weight = add_parameter("weight", init::uniform(shape, bound, on.dtype, on.device), FileLayout::oihw);
@@ -122,7 +139,10 @@ Tensor ConvTranspose2d::forward(const Tensor& x) {
 }
 
 BatchNorm2d::BatchNorm2d(std::int64_t channels, const TensorOptions& on, double momentum, double epsilon)
-    : momentum_(momentum), epsilon_(epsilon) {
+    : momentum_(momentum), epsilon_(checked_epsilon("batch_norm", channels, epsilon)) {
+  if (!(momentum >= 0 && momentum <= 1)) {
+    throw ValueError("batch_norm: momentum " + std::to_string(momentum) + ", expected 0 to 1");
+  }
   const DType dtype = on.norm_dtype(), statistics = dtype == DType::f64 ? DType::f64 : DType::f32;
   weight = add_parameter("weight", init::constant({channels}, 1, dtype, on.device));
   bias = add_parameter("bias", init::constant({channels}, 0, dtype, on.device));
@@ -171,21 +191,24 @@ Tensor BatchNorm2d::with_add_relu(const Tensor& x, const Tensor& residual) {
                              {is_training(), momentum_, epsilon_});
 }
 
-LayerNorm::LayerNorm(std::int64_t width, const TensorOptions& on, double epsilon) : epsilon_(epsilon) {
+LayerNorm::LayerNorm(std::int64_t width, const TensorOptions& on, double epsilon)
+    : epsilon_(checked_epsilon("layer_norm", width, epsilon)) {
   weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
   bias = add_parameter("bias", init::constant({width}, 0, on.norm_dtype(), on.device));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, weight, bias, epsilon_); }
 
-RmsNorm::RmsNorm(std::int64_t width, const TensorOptions& on, double epsilon) : epsilon_(epsilon) {
+RmsNorm::RmsNorm(std::int64_t width, const TensorOptions& on, double epsilon)
+    : epsilon_(checked_epsilon("rms_norm", width, epsilon)) {
   weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
 }
 
 Tensor RmsNorm::forward(const Tensor& x) { return rms_norm(x, weight, epsilon_); }
 
 GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOptions& on, double epsilon)
-    : groups_(groups), epsilon_(epsilon) {
+    : groups_(groups), epsilon_(checked_epsilon("group_norm", channels, epsilon)) {
+  check_groups("group_norm", groups, channels, channels);
   weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
   bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));
 }
@@ -193,7 +216,7 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOpt
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
 
 InstanceNorm2d::InstanceNorm2d(std::int64_t channels, bool is_affine, const TensorOptions& on, double epsilon)
-    : epsilon_(epsilon) {
+    : epsilon_(checked_epsilon("instance_norm", channels, epsilon)) {
   if (!is_affine) return;
   weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
   bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));

@@ -1,16 +1,19 @@
 #include <thimble/nn/layers/shared_conv.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/conv/conv.h>
 #include <thimble/nn/layers/init.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {
 
 Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const TensorOptions& on) {
-  if (rank < 1) throw ValueError("kernel basis: " + std::to_string(rank) + " kernels; at least 1");
+  if (std::min({rank, out, kernel}) < 1)
+    throw ValueError("kernel basis: a size of " + to_string(Shape{rank, out, kernel}) + "; at least 1");
   Tensor basis = init::kaiming_fan_out({rank, out, kernel, kernel}, out * kernel * kernel, on.dtype, on.device);
   basis.require_grad();
   return basis;
@@ -25,7 +28,8 @@ SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOpt
   if (basis.rank() != 4 || basis.size(2) != basis.size(3)) {
     throw ShapeError("shared_conv2d: basis " + to_string(basis.shape()) + "; (r, O, K, K) is needed");
   }
-  if (options.groups < 1 || in % options.groups != 0 || basis.size(1) % options.groups != 0) {
+  ops::check_conv_numbers("shared_conv2d", options.stride, options.padding, options.dilation, options.groups);
+  if (in < 1 || in % options.groups != 0 || basis.size(1) % options.groups != 0) {
     throw ValueError("shared_conv2d: " + std::to_string(options.groups) + " groups do not divide " +
                      std::to_string(in) + " and " + std::to_string(basis.size(1)) + " channels");
   }

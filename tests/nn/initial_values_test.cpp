@@ -13,6 +13,7 @@
 #include <thimble/models/generation/generate.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/nn/layers/layers.h>
+#include <thimble/nn/layers/shared_conv.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -134,7 +135,26 @@ TEST_CASE("initial values: a deviation or a bound that is no number is refused b
                     Catch::StartsWith("conv2d: 2 input channels, 3 output channels, a kernel of 0;"));
   CHECK_THROWS_WITH(nn::Conv1d(0, 3, 1), Catch::StartsWith("conv1d: 0 input channels"));
   CHECK_THROWS_WITH(nn::ConvTranspose2d(2, 0, 1), Catch::StartsWith("conv_transpose2d: 2 input channels, 0 output"));
+  for (const double number : {nan, -1.0, HUGE_VAL}) {
+    CHECK_THROWS_WITH(nn::LayerNorm(4, {}, number), Catch::StartsWith("layer_norm: epsilon "));
+    CHECK_THROWS_WITH(nn::RmsNorm(4, {}, number), Catch::StartsWith("rms_norm: epsilon "));
+    CHECK_THROWS_WITH(nn::GroupNorm(2, 4, {}, number), Catch::StartsWith("group_norm: epsilon "));
+    CHECK_THROWS_WITH(nn::InstanceNorm2d(4, false, {}, number), Catch::StartsWith("instance_norm: epsilon "));
+    CHECK_THROWS_WITH(nn::BatchNorm2d(4, {}, 0.1, number), Catch::StartsWith("batch_norm: epsilon "));
+    CHECK_THROWS_WITH(nn::BatchNorm2d(4, {}, number), Catch::StartsWith("batch_norm: momentum "));
+  }
   for (const double deviation : {nan, -1.0}) CHECK_THROWS_AS(nn::Embedding(4, 4, {}, deviation), ValueError);
+  CHECK_THROWS_WITH(nn::LayerNorm(0), Catch::StartsWith("layer_norm: 0 channels"));
+  CHECK_THROWS_WITH(nn::GroupNorm(3, 4), Catch::StartsWith("group_norm: 3 groups do not divide"));
+  CHECK_THROWS_WITH(nn::ConvTranspose2d(2, 2, 1, {}, 1), Catch::StartsWith("conv_transpose2d: output padding 1"));
+  for (const Conv2dOptions& o : {Conv2dOptions{.stride = 0}, Conv2dOptions{.padding = -1}, Conv2dOptions{.dilation = 0},
+                                 Conv2dOptions{.groups = 0}, Conv2dOptions{.padding = std::int64_t{1} << 62}}) {
+    CHECK_THROWS_WITH(nn::Conv2d(2, 2, 1, o), Catch::StartsWith("conv2d: stride "));
+    CHECK_THROWS_WITH(nn::Conv1d(2, 2, 1, o), Catch::StartsWith("conv1d: stride "));
+    CHECK_THROWS_WITH(nn::ConvTranspose2d(2, 2, 1, o), Catch::StartsWith("conv_transpose2d: stride "));
+    CHECK_THROWS_WITH(nn::SharedConv2d(2, 2, 1, 1, o), Catch::StartsWith("shared_conv2d: stride "));
+    CHECK_THROWS_WITH(conv2d(zeros({1, 2, 2, 2}), zeros({2, 1, 1, 2}), {}, o), Catch::StartsWith("conv2d: stride "));
+  }
 }
 
 TEST_CASE("initial values: BERT's single segment is the first", "[models][bert]") {

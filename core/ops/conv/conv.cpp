@@ -13,6 +13,15 @@
 
 namespace thimble::ops {
 
+void check_conv_numbers(const char* operation, std::int64_t stride, std::int64_t padding, std::int64_t dilation,
+                        std::int64_t groups) {
+  const auto [least, most] = std::minmax({stride, dilation, groups, padding + 1});
+  if (least >= 1 && most <= std::int64_t{1} << 30) return;
+  throw ValueError(std::string(operation) + ": stride " + std::to_string(stride) + ", padding " +
+                   std::to_string(padding) + ", dilation " + std::to_string(dilation) + ", groups " +
+                   std::to_string(groups) + "; expected at least 1 of each (padding 0), and at most 2^30");
+}
+
 namespace {
 
 kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) {
@@ -48,10 +57,8 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   if (x.rank() != 4 || weight.rank() != 4) {
     throw ShapeError("conv2d: " + sides() + "; expected (N, H, W, C) and (O, KH, KW, C / groups)");
   }
-  if (op.stride_h < 1 || op.stride_w < 1 || op.dilation_h < 1 || op.dilation_w < 1 || op.pad_h < 0 || op.pad_w < 0 ||
-      op.groups < 1) {
-    throw ValueError("conv2d: stride, dilation and groups must be >= 1, padding >= 0");
-  }
+  check_conv_numbers("conv2d", op.stride_h, op.pad_h, op.dilation_h, op.groups);
+  check_conv_numbers("conv2d", op.stride_w, op.pad_w, op.dilation_w, op.groups);
   if (x.shape()[3] % op.groups != 0 || weight.shape()[0] % op.groups != 0 ||
       weight.shape()[3] * op.groups != x.shape()[3]) {
     throw ShapeError(
@@ -145,10 +152,8 @@ kernels::ConvShape transposed_sizes(const ConvTranspose2d& op, const Tensor& x, 
   if (x.rank() != 4 || weight.rank() != 4) {
     throw ShapeError(is() + "; expected (N, H, W, I) and (I, KH, KW, O / groups)");
   }
-  if (conv.stride_h < 1 || conv.stride_w < 1 || conv.dilation_h < 1 || conv.dilation_w < 1 || conv.pad_h < 0 ||
-      conv.pad_w < 0 || conv.groups < 1) {
-    throw ValueError("conv_transpose2d: stride, dilation and groups must be >= 1, padding >= 0");
-  }
+  check_conv_numbers(op.name, conv.stride_h, conv.pad_h, conv.dilation_h, conv.groups);
+  check_conv_numbers(op.name, conv.stride_w, conv.pad_w, conv.dilation_w, conv.groups);
   if (op.extra_h < 0 || op.extra_h >= conv.stride_h || op.extra_w < 0 || op.extra_w >= conv.stride_w) {
     throw ValueError("conv_transpose2d: output padding " + std::to_string(op.extra_h) + ", " +
                      std::to_string(op.extra_w) + ", expected at least 0 and below the stride");

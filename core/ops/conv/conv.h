@@ -5,6 +5,10 @@
 
 namespace thimble::ops {
 
+/// Throws ValueError unless stride, dilation and groups are at least 1, padding at least 0, and all at most 2^30.
+void check_conv_numbers(const char* operation, std::int64_t stride, std::int64_t padding, std::int64_t dilation,
+                        std::int64_t groups);
+
 /// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> y (N, OH, OW, O), with OH = (H + 2 pad_h -
 /// dilation_h (KH - 1) - 1) / stride_h + 1. kernels::ConvShape has the formula. Keeps x for the weight's gradient and
 /// the weight for x's. No im2col: panels are packed directly from the image.

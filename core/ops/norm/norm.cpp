@@ -15,6 +15,12 @@
 
 namespace thimble::norm_detail {
 
+void check_epsilon(const char* operation, double epsilon) {
+  if (epsilon >= 0 && !std::isinf(epsilon)) return;
+  throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) +
+                   ", expected a finite number, at least 0");
+}
+
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon) {
   if (!x.defined() || !is_floating(x.dtype())) {
     throw DTypeError(std::string(operation) + ": x is " + describe(x) + ", expected a floating dtype");
@@ -23,10 +29,7 @@ void check_input(const char* operation, const Tensor& x, int rank, double epsilo
     throw ShapeError(std::string(operation) + ": x is " + describe(x) + ", at least " + std::to_string(rank) +
                      " axes and one channel are needed");
   }
-  if (!(epsilon >= 0) || std::isinf(epsilon)) {
-    throw ValueError(std::string(operation) + ": epsilon " + std::to_string(epsilon) +
-                     ", expected a finite number, at least 0");
-  }
+  check_epsilon(operation, epsilon);
 }
 
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,

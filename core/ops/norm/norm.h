@@ -12,7 +12,9 @@ namespace thimble::norm_detail {
 /// The dtype of statistics: f64 for f64, else f32.
 constexpr DType statistics_dtype(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-/// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError if epsilon < 0.
+/// Throws ValueError unless epsilon is finite and at least 0.
+void check_epsilon(const char* operation, double epsilon);
+/// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, and as check_epsilon does.
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon);
 /// Checks a weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or,
 /// if x is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
