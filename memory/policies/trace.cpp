@@ -25,7 +25,8 @@ Block* Trace::do_allocate(const Request& request) {
   try {
     live_.emplace(block, Live{next_id_, alignment});
   } catch (const std::bad_alloc&) {
-    is_complete_ = false;
+    upstream_deallocate(block, nullptr);
+    throw OutOfMemory("trace: the host has no memory for its table of blocks", {.requested_bytes = request.bytes});
   }
   record({Action::allocate, request.category, request.path, alignment, next_id_++, request.bytes});
   return block;
@@ -53,6 +54,7 @@ void Trace::restart() {
   for (const auto& [block, live] : live_) order.emplace_back(live.id, block);
   std::sort(order.begin(), order.end());
   events_.clear();
+  is_complete_ = true;
   next_id_ = 0;
   for (const auto& [id, block] : order) {
     Live& live = live_.at(block);
