@@ -1,7 +1,5 @@
 #include <thimble/nn/fit/cost_file.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
+#include <thimble/nn/fit/json_reader.h>
 
 namespace thimble::nn {
 namespace {
@@ -20,33 +19,32 @@ namespace {
 constexpr std::uint64_t most_costs_bytes = 64 << 20;
 constexpr std::string_view costs_format = "thimble cost model 1";
 
-CostModel read(const std::string& path, const nlohmann::json& json) {
-  const auto refuse = [&](const std::string& why) { throw FileError(path, 0, why); };
-  const auto know = [&](const nlohmann::json& object, std::initializer_list<std::string_view> keys) {
-    for (const auto& [key, value] : object.items()) {
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) refuse("unknown key '" + key + "'");
-    }
-  };
-  if (!json.is_object() || json.value("format", "") != costs_format) refuse("is not a cost model");
-  know(json, {"format", "hardware", "source", "nodes"});
-  CostModel costs(hardware(json.at("hardware").get<std::string>()));
-  costs.source = json.at("source").get<std::string>();
-  for (const nlohmann::json& node : json.at("nodes")) {
-    costs.operators.push_back(node.at("operator").get<std::string>());
-    know(node, {"operator", "forward", "remake", "backward"});
+constexpr double most_factor = 1e9;  // so that sums of times stay far from overflow
+
+CostModel read(const JsonReader& reader, std::string_view text) {
+  const JsonReader::Json json = reader.parse(text);
+  reader.object(json, "it", {"format", "hardware", "source", "nodes"});
+  if (reader.text(json["format"], "format") != costs_format) {
+    reader.refuse("format", json["format"], '"' + std::string(costs_format) + '"');
+  }
+  CostModel costs(hardware(reader.text(json["hardware"], "hardware")));
+  costs.source = reader.text(json["source"], "source");
+  for (const JsonReader::Json& node : reader.list(json["nodes"], "nodes")) {
+    const std::string what = "node " + std::to_string(costs.factors.size());
+    reader.object(node, what, {"operator", "forward", "remake", "backward"});
+    costs.operators.push_back(reader.text(node["operator"], what + ", operator"));
     NodeFactors f;
     for (const auto& [name, member] : {std::pair{"forward", &NodeFactors::forward},
                                        {"remake", &NodeFactors::recompute},
                                        {"backward", &NodeFactors::backward}}) {
-      f.*member = node.at(name).get<double>();
-      if (!(f.*member > 0) || !std::isfinite(f.*member)) {
-        refuse("node " + std::to_string(costs.factors.size()) + ": " + name + " is " + std::to_string(f.*member) +
-               ", must be > 0");
+      f.*member = reader.real(node[name], what + ", " + name, 0);
+      if (f.*member <= 0 || f.*member > most_factor) {
+        reader.refuse(what + ", " + name, node[name], "a number above 0, up to 1e9");
       }
     }
     costs.factors.push_back(f);
   }
-  if (costs.factors.empty()) refuse("has no nodes");
+  if (costs.factors.empty()) reader.refuse("nodes: expected at least one, got none");
   return costs;
 }
 
@@ -65,16 +63,11 @@ void write_cost_model(const std::string& path, const CostModel& costs) {
 
 CostModel read_cost_model(const std::string& path) {
   const std::vector<std::byte> bytes = read_whole_file(path, most_costs_bytes);
-  const auto* const begin = reinterpret_cast<const char*>(bytes.data());
+  const JsonReader reader{path, "a cost model"};
   try {
-    return read(path, nlohmann::json::parse(begin, begin + bytes.size()));
-  } catch (const nlohmann::json::parse_error& error) {
-    throw FileError(path, error.byte, "is not JSON from here on");
-  } catch (const nlohmann::json::exception&) {  // a missing member, or a wrong type
-    throw FileError(path, 0,
-                    "lacks what a cost model has: hardware, source, nodes with operator, forward, remake, backward");
-  } catch (const ValueError& error) {
-    throw FileError(path, 0, error.what());
+    return read(reader, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  } catch (const ValueError& error) {  // an unknown machine
+    reader.refuse(error.what());
   }
 }
 

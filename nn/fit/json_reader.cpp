@@ -19,6 +19,8 @@ void JsonReader::refuse(const std::string& what, const Json& is, const std::stri
 }
 
 JsonReader::Json JsonReader::parse(std::string_view text) const {
+  // The parser would take a NUL byte for the end of the text.
+  if (const std::size_t nul = text.find('\0'); nul != text.npos) refuse("it has a NUL byte", nul);
   try {
     return Json::parse(text, json_watch<Json>([&](const std::string& why) { refuse(why); }));
   } catch (const nlohmann::json::parse_error& error) {

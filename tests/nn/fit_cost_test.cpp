@@ -154,6 +154,24 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
   }
 }
 
+TEST_CASE("fit cost: the batch to measure is the largest that the setup and the budget allow", "[fit]") {
+  const auto peak = [](std::int64_t batch) {
+    return nn::profile_training(dry(cpu), models::zero_batch_run(small_gpt(batch))).peak_bytes;
+  };
+  const struct {
+    std::int64_t batch, micro_batches;
+    std::size_t budget;
+    std::int64_t measured;
+  } rows[] = {{16, 1, 0, 16}, {12, 1, 0, 8}, {12, 3, 0, 12}, {10, 2, 0, 8}, {64, 1, peak(32) - 1, 16}};
+  REQUIRE(peak(16) < peak(32));
+  for (const auto& row : rows) {
+    models::Setup setup = small_gpt(row.batch);
+    setup.micro_batches = row.micro_batches;
+    const std::string source = models::plan_costs(setup, {"cpu", true, ""}, row.budget).source;
+    CHECK_THAT(source, Catch::Contains(" with a batch of " + std::to_string(row.measured) + ","));
+  }
+}
+
 TEST_CASE("fit cost: a file has each factor under its name", "[fit]") {
   const files_test::TemporaryFolder folder;
   const std::string path = folder / "times.json";
@@ -203,6 +221,9 @@ TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {
       head + "]}",
       head + R"({"operator":"add","forward":0,"remake":1,"backward":1}]})",
       head + R"({"operator":"add","forward":1,"remake":1}]})",
+      head + R"({"operator":"add","forward":1e300,"remake":1,"backward":1}]})",
+      head + R"({"operator":"add","forward":1,"forward":2,"remake":1,"backward":1}]})",
+      R"({"format":"thimble cost model 1","hardware":"cpu","source":"s","nodes":{"0":)" + node + "}}",
       R"({"format":"thimble cost model 1","hardware":"abacus","source":"s","nodes":[)" + node + "]}",
       R"({"format":"another","hardware":"cpu","source":"s","nodes":[)" + node + "]}"};
   for (const std::string& text : bad) {

@@ -402,6 +402,7 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
   const std::string good = toy().dump();
   CHECK(message(good).empty());
   CHECK(files_test::contains(message("{\"name\": \"a\", " + good.substr(1)), "key 'name' is there twice"));
+  CHECK(files_test::contains(message(good + std::string(1, char{}) + "more"), "it has a NUL byte"));
   CHECK_THROWS_AS(nn::read_graph("/nowhere/g.json"), FileError);
   for (const std::string& text : {std::string(), std::string("{}"), std::string("[1]"), good.substr(0, 300)}) {
     CHECK_FALSE(message(text).empty());
