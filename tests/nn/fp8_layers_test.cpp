@@ -1,6 +1,8 @@
 // FP8 in models: which layers run in it, which fall back and why, strict recipes, checkpoints.
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 
 #include <thimble/autograd/functions.h>
@@ -78,15 +80,17 @@ TEST_CASE("fp8 layers: which run, which fall back, which stay", "[fp8]") {
       CHECK(fallback.reason == "convolutions have no FP8 form");
     }
     CHECK(nn::fp8_fallbacks(*model).size() == layers.fallbacks.size());
-    // The three lists together have no more entries than parameters have owners.
-    std::size_t owners = 0;
-    std::string last;
+    // The three lists together are the owners of parameters, each once.
+    std::set<std::string> owners;
     for (const nn::NamedTensor& p : model->parameters()) {
-      const std::string owner = p.name.substr(0, p.name.rfind('.') == std::string::npos ? 0 : p.name.rfind('.'));
-      owners += owner != last || p.name == model->parameters().front().name;
-      last = owner;
+      const std::string name = std::string(path_name(model->path())) + "." + p.name;
+      owners.insert(name.substr(0, name.rfind('.')));
     }
-    CHECK(layers.layers.size() + layers.fallbacks.size() + layers.higher.size() <= owners);
+    std::vector<std::string> listed = layers.layers;
+    listed.insert(listed.end(), layers.higher.begin(), layers.higher.end());
+    for (const nn::Fp8Fallback& fallback : layers.fallbacks) listed.push_back(fallback.path);
+    std::sort(listed.begin(), listed.end());
+    CHECK(listed == std::vector<std::string>(owners.begin(), owners.end()));
     // Without a recipe the lists are empty.
     const auto plain = models::make_model(row.model, small(row.model), nn::precision("bf16").on(dry(cpu)));
     CHECK(nn::fp8_layers(*plain).layers.empty());
