@@ -62,8 +62,9 @@ Shape contiguous_strides(const Shape& shape) {
 
 int normalize_axis(const char* operation, int axis, int rank) {
   if (axis < -rank || axis >= rank) {
-    throw ShapeError(std::string(operation) + ": axis " + std::to_string(axis) + " is outside of [" +
-                     std::to_string(-rank) + ", " + std::to_string(rank) + ")");
+    throw ShapeError(std::string(operation) + ": axis " + std::to_string(axis) +
+                     (rank == 0 ? std::string(" of a scalar, which has none")
+                                : " is outside of [" + std::to_string(-rank) + ", " + std::to_string(rank) + ")"));
   }
   return axis < 0 ? axis + rank : axis;
 }

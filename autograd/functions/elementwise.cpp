@@ -130,6 +130,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != DType::boolean)
     throw DTypeError("masked_fill: the mask is " + describe(mask) + ", it must be bool");
   require_defined("masked_fill", x, "first");
+  broadcast("masked_fill", x.shape(), mask.shape());  // throws
   return apply<ops::Where>(full({}, value, x.dtype(), x.device()), x, mask);
 }
 

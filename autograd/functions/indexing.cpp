@@ -9,6 +9,7 @@
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/layout/gather.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble {
 
@@ -48,7 +49,9 @@ Tensor concat(std::initializer_list<Tensor> parts, int axis) {
 
 Tensor stack(std::span<const Tensor> parts, int axis) {
   std::vector<Tensor> rows;
-  for (const Tensor& part : parts) rows.push_back(part.defined() ? unsqueeze(part, axis) : part);
+  for (const Tensor& part : parts) {
+    rows.push_back(part.defined() ? unsqueeze(part, normalize_axis("stack", axis, part.rank() + 1)) : part);
+  }
   return concat(rows, axis);
 }
 
@@ -58,7 +61,9 @@ Tensor stack(std::initializer_list<Tensor> parts, int axis) {
 
 Tensor roll(const Tensor& x, std::int64_t shift, int axis) { return apply(ops::Roll{axis, shift}, x); }
 
-Tensor flip(const Tensor& x, const Axes& axes) { return apply(ops::Flip{axis_mask("flip", axes.list(), x.rank())}, x); }
+Tensor flip(const Tensor& x, const Axes& axes) {
+  return apply(ops::Flip{axis_mask("flip", axes.list(), view::defined("flip", x).rank())}, x);
+}
 
 Tensor pad(const Tensor& x, std::span<const std::int64_t> low, std::span<const std::int64_t> high, double value) {
   if (low.size() > static_cast<std::size_t>(max_rank) || high.size() > static_cast<std::size_t>(max_rank)) {

@@ -15,6 +15,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/chunked.h>
 #include <thimble/core/ops/reduction/reduction.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/memory/units.h>
 
 namespace thimble {
@@ -83,10 +84,12 @@ Tensor cosine_similarity(const Tensor& a, const Tensor& b, int axis, double epsi
     throw ValueError("cosine_similarity: epsilon " + std::to_string(epsilon) +
                      ", expected a finite number, at least 0");
   }
-  const Shape shape = broadcast("cosine_similarity", a.shape(), b.shape());
+  const char* const name = "cosine_similarity";
+  const Shape shape = broadcast(name, view::defined(name, a).shape(), view::defined(name, b).shape());
+  check_one_device(name, a, b);
   const auto whole = [&](const Tensor& t) { return t.shape() == shape ? t : expand(t, shape); };
   const Tensor x = whole(a), y = whole(b);
-  const AxisMask along = axis_mask("cosine_similarity", std::array{axis}, shape.rank());
+  const AxisMask along = axis_mask(name, std::array{axis}, shape.rank());
   const auto length = [&](const Tensor& t) {  // in f64, which holds squares and their product
     return sqrt(clamp(apply(ops::DotProduct{along}, t, t), epsilon * epsilon, HUGE_VAL));
   };

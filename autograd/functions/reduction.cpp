@@ -10,13 +10,13 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/reduction/reduction.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble {
 namespace {
 
 AxisMask mask_of(const char* name, const Tensor& x, const Axes& axes) {
-  if (!x.defined()) throw ShapeError(std::string(name) + ": the operand is undefined");
-  return axis_mask(name, axes.list(), x.rank());
+  return axis_mask(name, axes.list(), view::defined(name, x).rank());
 }
 
 template <class Op>
@@ -45,6 +45,7 @@ Tensor argmin(const Tensor& x, const Axes& axes, bool keep_axes) { return run<op
 Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
   if (!(p > 0)) throw ValueError("norm: p is " + std::to_string(p) + ", expected above 0");
   if (!is_floating(x.dtype())) throw DTypeError("norm: " + describe(x) + " is not floating");
+  mask_of("norm", x, axes);  // throws
   if (p == 2) return run<ops::Norm>(x, axes, keep_axes);
   if (p == HUGE_VAL) return max(abs(x), axes, keep_axes);
   if (p == 1) return sum(abs(x), axes, keep_axes);
@@ -88,7 +89,7 @@ Tensor prod(const Tensor& x, const Axes& axes, bool keep_axes) {
 namespace {
 
 Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int axis, bool is_descending) {
-  const int along = normalize_axis(name, axis, x.rank());
+  const int along = view::axis_of(name, axis, x);
   const Tensor indices = apply(ops::ArgSort{along, count, is_descending, name}, x);
   return {gather(x, along, indices), indices};
 }
@@ -96,12 +97,12 @@ Sorted first_sorted(const char* name, const Tensor& x, std::int64_t count, int a
 }  // namespace
 
 Sorted sort(const Tensor& x, int axis, bool is_descending) {
-  const int along = normalize_axis("sort", axis, x.rank());
+  const int along = view::axis_of("sort", axis, x);
   return first_sorted("sort", x, x.shape()[along], along, is_descending);
 }
 
 Tensor argsort(const Tensor& x, int axis, bool is_descending) {
-  const int along = normalize_axis("argsort", axis, x.rank());
+  const int along = view::axis_of("argsort", axis, x);
   return apply(ops::ArgSort{along, x.shape()[along], is_descending}, x);
 }
 

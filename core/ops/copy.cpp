@@ -79,6 +79,7 @@ Tensor to_dtype(const Tensor& t, DType dtype) {
 
 Tensor to_device(const Tensor& t, memory::Device device, memory::Category category) {
   if (t.device() == device) return t;
+  if (!t.defined()) throw ShapeError("to_device: the tensor is undefined");
   check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
   if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);

@@ -40,6 +40,7 @@ std::int64_t first_element(const char* operation, const Tensor& t, const RandomS
 // Runs the kernel on t, through a temporary if t is not dense.
 void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   check_random_site(operation, args.site);
+  if (!t.defined()) throw ShapeError(std::string(operation) + ": the tensor is undefined");
   if (t.elements() == 0) return;
   keep_state(t);
   const Tensor dense = t.is_contiguous() ? t : Tensor::empty_like(t);

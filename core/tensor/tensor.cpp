@@ -33,6 +33,7 @@ Tensor Tensor::empty_like(const Tensor& like, memory::Category category) {
 }
 
 Tensor Tensor::empty_like(const Tensor& like, const Shape& shape, memory::Category category) {
+  if (!like.defined()) throw ShapeError("empty_like: the tensor is undefined");
   return empty(shape, like.dtype(), like.device(), category);
 }
 
@@ -59,6 +60,7 @@ Tensor Tensor::window(const Shape& shape, const Shape& strides, std::int64_t off
 void Tensor::set_scale(Tensor scale) { scale_ = std::make_shared<const Tensor>(std::move(scale)); }
 
 Tensor& Tensor::require_grad() {
+  if (!defined_) throw ShapeError("require_grad: the tensor is undefined");
   if (!is_floating(dtype_)) {
     throw DTypeError("require_grad: " + describe(*this) + " is not floating, so it has no gradient");
   }

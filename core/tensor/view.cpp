@@ -46,6 +46,15 @@ std::optional<Shape> reshaped_strides(const Tensor& t, const Shape& shape) {
 
 }  // namespace
 
+const Tensor& defined(const char* operation, const Tensor& t) {
+  if (!t.defined()) throw ShapeError(std::string(operation) + ": the tensor is undefined");
+  return t;
+}
+
+int axis_of(const char* operation, int axis, const Tensor& t) {
+  return normalize_axis(operation, axis, defined(operation, t).rank());
+}
+
 Shape resolve_shape(const char* operation, const Shape& shape, std::int64_t elements) {
   Shape resolved = shape;
   int open = -1;
@@ -88,7 +97,7 @@ Tensor permute(const Tensor& t, std::span<const int> order) {
   Shape shape = t.shape(), strides = t.strides();
   std::array<bool, max_rank> seen{};
   for (int i = 0; i < t.rank(); ++i) {
-    const int from = normalize_axis("permute", order[static_cast<std::size_t>(i)], t.rank());
+    const int from = axis_of("permute", order[static_cast<std::size_t>(i)], t);
     if (seen[static_cast<std::size_t>(from)]) {
       throw ShapeError("permute: axis " + std::to_string(from) + " is named twice");
     }
@@ -104,7 +113,7 @@ Tensor permute(const Tensor& t, std::initializer_list<int> order) {
 }
 
 Tensor transpose(const Tensor& t, int axis0, int axis1) {
-  const int a = normalize_axis("transpose", axis0, t.rank()), b = normalize_axis("transpose", axis1, t.rank());
+  const int a = axis_of("transpose", axis0, t), b = axis_of("transpose", axis1, t);
   Shape shape = t.shape(), strides = t.strides();
   std::swap(shape[a], shape[b]);
   std::swap(strides[a], strides[b]);
@@ -112,7 +121,7 @@ Tensor transpose(const Tensor& t, int axis0, int axis1) {
 }
 
 Tensor slice(const Tensor& t, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
-  const int a = normalize_axis("slice", axis, t.rank());
+  const int a = axis_of("slice", axis, t);
   if (begin < 0 || end < begin || end > t.shape()[a] || step < 1) {
     throw ShapeError("slice: [" + std::to_string(begin) + ", " + std::to_string(end) + ") step " +
                      std::to_string(step) + " does not fit axis " + std::to_string(a) + " of " + describe(t));
@@ -125,7 +134,7 @@ Tensor slice(const Tensor& t, int axis, std::int64_t begin, std::int64_t end, st
 }
 
 std::vector<Tensor> split(const Tensor& t, int axis, std::span<const std::int64_t> sizes) {
-  const int a = normalize_axis("split", axis, t.rank());
+  const int a = axis_of("split", axis, t);
   std::vector<Tensor> parts;
   std::int64_t begin = 0;
   for (const std::int64_t size : sizes) {
@@ -141,7 +150,7 @@ std::vector<Tensor> split(const Tensor& t, int axis, std::span<const std::int64_
 }
 
 Tensor squeeze(const Tensor& t, int axis) {
-  const int a = normalize_axis("squeeze", axis, t.rank());
+  const int a = axis_of("squeeze", axis, t);
   if (t.shape()[a] != 1) {
     throw ShapeError("squeeze: axis " + std::to_string(a) + " of " + describe(t) + " is not of size 1");
   }

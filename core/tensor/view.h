@@ -9,6 +9,11 @@
 
 namespace thimble::view {
 
+/// The tensor itself. Throws ShapeError if it is undefined.
+const Tensor& defined(const char* operation, const Tensor& t);
+/// Maps an axis of the tensor, in [-rank, rank), to [0, rank). Throws ShapeError, also for an undefined tensor.
+int axis_of(const char* operation, int axis, const Tensor& t);
+
 /// The same elements in row-major order under another shape; one size may be -1. Throws ShapeError when the counts
 /// differ or the strides require a copy.
 Tensor reshape(const Tensor& t, const Shape& shape);

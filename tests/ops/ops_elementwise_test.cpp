@@ -403,7 +403,7 @@ TEST_CASE("ops: operands that are undefined are refused by name") {
       {"variance", [&] { return variance(none); }},
       {"argmax", [&] { return argmax(none); }},
       {"logsumexp", [&] { return logsumexp(none); }},
-      {"abs", [&] { return norm(none, HUGE_VAL); }},
+      {"norm", [&] { return norm(none, HUGE_VAL); }},
       {"relu", [&] { return relu(none); }},
       {"add", [&] { return add(none, x); }},
       {"add", [&] { return add(x, none); }},
@@ -413,7 +413,17 @@ TEST_CASE("ops: operands that are undefined are refused by name") {
       {"masked_fill", [&] { return masked_fill(none, less(x, x), 0); }},
       {"dropout", [&] { return dropout(none, 0.5); }},
       {"prod", [&] { return prod(none); }},
-      {"copy", [&] { return cast(none, DType::f64); }},
+      {"cast", [&] { return cast(none, DType::f64); }},
+      {"dense", [&] { return dense(none); }},
+      {"expand", [&] { return expand(none, {2}); }},
+      {"flip", [&] { return flip(none); }},
+      {"roll", [&] { return roll(none, 1, 0); }},
+      {"unsqueeze", [&] { return unsqueeze(none, 0); }},
+      {"cosine_similarity", [&] { return cosine_similarity(none, none); }},
+      {"empty_like", [&] { return Tensor::empty_like(none); }},
+      {"to_device", [&] { return to_device(none, dry(cpu)); }},
+      {"fill_uniform", [&] { return fill_uniform(none, 0, 1), none; }},
+      {"require_grad", [&] { return Tensor(none).require_grad(); }},
       {"copy", [&] { return clone(none); }}};
   for (const auto& [name, call] : rows) {
     INFO(name);

@@ -25,7 +25,8 @@ void check_index(const char* operation, const char* of, const Tensor& x, const T
 void check_found(const char* operation, const kernels::BadIndex& bad, std::int64_t size) {
   if (bad.position < 0) return;
   throw ValueError(std::string(operation) + ": index " + std::to_string(bad.value) + " at position " +
-                   std::to_string(bad.position) + ", expected 0 to " + std::to_string(size - 1));
+                   std::to_string(bad.position) + ", expected " +
+                   (size > 0 ? "0 to " + std::to_string(size - 1) : "none, because the axis is empty"));
 }
 
 // The lines of x and of a dense tensor of shape `out` along `axis`.
@@ -167,7 +168,7 @@ Gradients Embedding::backward(Saved saved, Tensor dy, Needs) const {
 template <bool is_of_rows>
 Tensor GatherAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const {
   check_index(name, "x", x, index);
-  const int along = normalize_axis(name, axis, x.rank());
+  const int along = view::axis_of(name, axis, x);
   if constexpr (!is_of_rows) check_axes(name, x, index, along);
   const Tensor at = is_of_rows ? spread_index(name, x, index, along) : index;
   const Tensor y = gathered(name, x, at, along, is_of_rows);
@@ -206,7 +207,7 @@ Tensor ScatterAddAlong<is_of_rows>::forward(const Tensor& x, const Tensor& index
     throw DTypeError(is() + ": expected one dtype of numbers");
   }
   check_one_device(name, x, source);
-  const int along = normalize_axis(name, axis, x.rank());
+  const int along = view::axis_of(name, axis, x);
   if constexpr (!is_of_rows) check_axes(name, x, index, along);
   const Tensor at = is_of_rows ? spread_index(name, x, index, along) : index;
   if (source.shape() != at.shape()) throw ShapeError(is() + ": expected a source " + to_string(at.shape()));
@@ -251,7 +252,7 @@ void check_part(int along, const Tensor& first, const Tensor& part, std::size_t 
 
 Tensor Concat::forward(std::span<const Tensor> parts, Needs needs, Saved& saved) const {
   if (parts.empty() || !parts[0].defined()) throw ValueError(std::string(name) + ": there is nothing to put together");
-  const int along = normalize_axis(name, axis, parts[0].rank());
+  const int along = view::axis_of(name, axis, parts[0]);
   Shape shape = parts[0].shape();
   shape[along] = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -283,14 +284,20 @@ Gradients Concat::backward(Saved saved, Tensor dy, Needs needs) const {
 
 Tensor Pad::forward(const Tensor& x, Needs, Saved&) const {
   if (!x.defined()) throw ValueError(std::string(name) + ": x is undefined");
+  check_scalar(name, x, value);
   Shape shape = x.shape();
   for (int i = 0; i < max_rank; ++i) {
     const std::int64_t before = low[static_cast<std::size_t>(i)], after = high[static_cast<std::size_t>(i)];
     if (before < 0 || after < 0 || (i >= x.rank() && (before > 0 || after > 0))) {
       throw ValueError(std::string(name) + ": " + std::to_string(before) + " before and " + std::to_string(after) +
-                       " after axis " + std::to_string(i) + " of " + describe(x) + ", expected at least 0");
+                       " after axis " + std::to_string(i) + " of " + describe(x) + ", expected " +
+                       (i < x.rank() ? "at least 0" : "0 beyond its last axis"));
     }
-    if (i < x.rank()) shape[i] += before + after;
+    if (i < x.rank() &&
+        (__builtin_add_overflow(shape[i], before, &shape[i]) || __builtin_add_overflow(shape[i], after, &shape[i]))) {
+      throw ShapeError(std::string(name) + ": axis " + std::to_string(i) + " of " + describe(x) +
+                       " would have more elements than 63 bits can count");
+    }
   }
   const Tensor y = Tensor::empty_like(x, shape);
   Tensor inner = y;  // shrinks to x's window; the rest of each axis is padding
@@ -315,7 +322,7 @@ Gradients Pad::backward(Saved, Tensor dy, Needs) const {
 namespace {
 
 Tensor rolled(const Tensor& x, int axis, std::int64_t shift) {
-  const int along = normalize_axis(Roll::name, axis, x.rank());
+  const int along = view::axis_of(Roll::name, axis, x);
   const std::int64_t size = x.shape()[along];
   const Tensor y = Tensor::empty_like(x, x.shape());
   if (size == 0) return y;

@@ -356,7 +356,7 @@ Shape without_axis(Shape sizes, int axis) {
 
 int checked_axis(const SoftmaxForm& form, const Tensor& x) {
   if (!is_floating(x.dtype())) throw DTypeError(std::string(form.name) + ": " + describe(x) + " is not floating");
-  const int axis = normalize_axis(form.name, form.axis, x.rank());
+  const int axis = view::axis_of(form.name, form.axis, x);
   if (!form.is_causal) return axis;
   if (x.rank() < 2 || axis != x.rank() - 1 || x.shape()[axis] < x.shape()[axis - 1]) {
     throw ShapeError(std::string(form.name) +
@@ -475,7 +475,7 @@ void check_weights(const char* name, const Tensor& weights, const Tensor& sums) 
 }  // namespace
 
 Tensor CumSum::forward(const Tensor& x, Needs, Saved&) const {
-  const int along = normalize_axis(name, axis, x.rank());
+  const int along = view::axis_of(name, axis, x);
   const Tensor y = Tensor::empty(x.shape(), wide(x.dtype()), x.device());
   cumsum_into(y, contiguous(x), along, false);
   return y;
@@ -489,7 +489,7 @@ Gradients CumSum::backward(Saved, Tensor dy, Needs) const {
 }
 
 Tensor Prod::forward(const Tensor& operand, Needs needs, Saved& saved) const {
-  const int along = normalize_axis(name, axis, operand.rank());
+  const int along = view::axis_of(name, axis, operand);
   Shape shape = operand.shape();
   shape[along] = 1;
   if (!keep_axis) shape.erase(along);
@@ -514,7 +514,7 @@ Gradients Prod::backward(Saved saved, Tensor dy, Needs) const {
 }
 
 Tensor ArgSort::forward(const Tensor& x, Needs, Saved&) const {
-  const int along = normalize_axis(name, axis, x.rank());
+  const int along = view::axis_of(name, axis, x);
   const std::int64_t length = x.shape()[along];
   if (count < 0 || count > length || length > std::numeric_limits<std::int32_t>::max()) {
     throw ShapeError(std::string(function) + ": " + std::to_string(count) + " of axis " + std::to_string(along) +
