@@ -78,7 +78,7 @@ Tensor rows_of(const Tensor& t) { return view::reshape(t, {t.size(0) * t.size(1)
 // to (..., R) = from (..., K) weight (R, K)^T + bias; `accumulate` adds it to `to`.
 void product(const Layer& l, const Tensor& to, const Tensor& from, const Tensor& weight, const Tensor& bias,
              bool accumulate = false) {
-  matmul_into({l.name, from, view::transpose(weight), to, bias, Tensor(), 1, accumulate});
+  matmul_into({l.name, from, view::transpose(weight), to, contiguous(bias), Tensor(), 1, accumulate});
 }
 
 Tensor at_step(const Tensor& t, std::int64_t place) { return view::squeeze(view::slice(t, 0, place, place + 1), 0); }

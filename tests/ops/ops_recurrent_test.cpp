@@ -154,3 +154,9 @@ TEST_CASE("ops_recurrent: absent states are zeros, and a sequence in two halves 
   CHECK_THROWS_WITH(lstm(x, cast(zero, DType::f64), zero, w), one_dtype);
   CHECK_THROWS_WITH(gru(x, cast(zero, DType::f64), g), one_dtype);
 }
+
+TEST_CASE("recurrent: biases of any strides") {
+  const Tensor x = randn({4, 2, 3}), h = randn({2, 5}), ih = randn({15, 3}), hh = randn({15, 5}), b = randn({30});
+  const Tensor strided = slice(b, 0, 0, 30, 2), dense = clone(strided);
+  CHECK(to_host<float>(gru(x, h, {ih, hh, strided, strided})) == to_host<float>(gru(x, h, {ih, hh, dense, dense})));
+}
