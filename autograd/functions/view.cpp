@@ -38,10 +38,8 @@ Tensor select(const Tensor& x, int axis, std::int64_t index) {
   const int a = view::axis_of("select", axis, x);
   const std::int64_t size = x.shape()[a], at = index < 0 ? index + size : index;
   if (at < 0 || at >= size) {
-    throw ShapeError(
-        "select: element " + std::to_string(index) + " of axis " + std::to_string(a) + " of " + describe(x) +
-        ", expected " +
-        (size > 0 ? std::to_string(-size) + " to " + std::to_string(size - 1) : "none: the axis is empty"));
+    throw ShapeError("select: element " + std::to_string(index) + " of axis " + std::to_string(a) + " of " +
+                     describe(x) + " is outside of [" + std::to_string(-size) + ", " + std::to_string(size) + ")");
   }
   return squeeze(slice(x, a, at, at + 1), a);
 }

@@ -282,9 +282,7 @@ TEST_CASE("shards: every element of every parameter is one rank's", "[dist]") {
           }
         }
         CHECK(at == b.bounds[static_cast<std::size_t>(r) + 1]);
-        if (!options.keeps_parameters) {
-          CHECK(b.shard_elements(r) <= b.elements / ranks + 1 + dist::shard_grain);
-        }
+        if (!options.keeps_parameters) CHECK(b.shard_elements(r) <= b.elements / ranks + 1 + dist::shard_grain);
       }
     }
     for (const std::vector<int>& one : owner) CHECK(std::find(one.begin(), one.end(), -1) == one.end());

@@ -130,9 +130,7 @@ TEST_CASE("budget: a segment keeps results and what operators save, and views fo
                            [&](std::uint32_t i) { return storage(i) == storage(v); });
       };
       dropped[innermost] += keeps_output(tape.fates[n]) ? 0 : 1;
-      if (keeps_output(tape.fates[n])) {
-        is_input(node.output) ? ++views : kept[innermost] += graph.bytes_of(node.output);
-      }
+      if (keeps_output(tape.fates[n])) is_input(node.output) ? ++views : kept[innermost] += graph.bytes_of(node.output);
       for (const std::uint32_t v : node.saved) {
         if (keeps_saved(tape.fates[n]) && v != node.output && !is_input(v)) kept[innermost] += graph.bytes_of(v);
       }

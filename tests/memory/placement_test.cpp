@@ -367,9 +367,7 @@ TEST_CASE("placement: what a search that was cut short calls optimal is optimal"
       INFO(memory::write_placement(buffers) << nodes << " nodes");
       const Placement limited = memory::place(buffers, {.seconds = 100, .node_limit = nodes, .unit = 1});
       CHECK(limited.height >= full.height);
-      if (limited.is_optimal) {
-        CHECK(limited.height == full.height);
-      }
+      if (limited.is_optimal) CHECK(limited.height == full.height);
       proven_above_load += limited.is_optimal && limited.height > limited.load ? 1 : 0;
       cut_short += limited.is_optimal ? 0 : 1;
     }

@@ -1,6 +1,7 @@
 // Cost models: measured factors, their files, and the plans that follow.
 
 #include <fstream>
+#include <tuple>
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
@@ -155,20 +156,14 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
 }
 
 TEST_CASE("fit cost: the batch to measure is the largest that the setup and the budget allow", "[fit]") {
-  const auto peak = [](std::int64_t batch) {
-    return nn::profile_training(dry(cpu), models::zero_batch_run(small_gpt(batch))).peak_bytes;
-  };
-  const struct {
-    std::int64_t batch, micro_batches;
-    std::size_t budget;
-    std::int64_t measured;
-  } rows[] = {{16, 1, 0, 16}, {12, 1, 0, 8}, {12, 3, 0, 12}, {10, 2, 0, 8}, {64, 1, peak(32) - 1, 16}};
-  REQUIRE(peak(16) < peak(32));
-  for (const auto& row : rows) {
-    models::Setup setup = small_gpt(row.batch);
-    setup.micro_batches = row.micro_batches;
-    const std::string source = models::plan_costs(setup, {"cpu", true, ""}, row.budget).source;
-    CHECK_THAT(source, Catch::Contains(" with a batch of " + std::to_string(row.measured) + ","));
+  const std::size_t of_32 = nn::profile_training(dry(cpu), models::zero_batch_run(small_gpt(32))).peak_bytes;
+  const std::tuple<std::int64_t, std::int64_t, std::size_t, const char*> rows[] = {
+      {12, 1, 0, "of 8,"}, {12, 3, 0, "of 12,"}, {10, 2, 0, "of 8,"}, {64, 1, of_32 - 1, "of 16,"}};
+  for (const auto& [batch, micro_batches, budget, measured] : rows) {
+    models::Setup setup = small_gpt(batch);
+    setup.micro_batches = micro_batches;
+    const std::string source = models::plan_costs(setup, {"cpu", true, ""}, budget).source;
+    CHECK_THAT(source, Catch::Contains(std::string(" with a batch ") + measured));
   }
 }
 

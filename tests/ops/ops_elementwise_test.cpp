@@ -414,12 +414,7 @@ TEST_CASE("ops: operands that are undefined are refused by name") {
       {"dropout", [&] { return dropout(none, 0.5); }},
       {"prod", [&] { return prod(none); }},
       {"cast", [&] { return cast(none, DType::f64); }},
-      {"dense", [&] { return dense(none); }},
-      {"expand", [&] { return expand(none, {2}); }},
       {"flip", [&] { return flip(none); }},
-      {"roll", [&] { return roll(none, 1, 0); }},
-      {"unsqueeze", [&] { return unsqueeze(none, 0); }},
-      {"cosine_similarity", [&] { return cosine_similarity(none, none); }},
       {"empty_like", [&] { return Tensor::empty_like(none); }},
       {"to_device", [&] { return to_device(none, dry(cpu)); }},
       {"fill_uniform", [&] { return fill_uniform(none, 0, 1), none; }},
@@ -497,7 +492,6 @@ TEST_CASE("ops: integers take no numbers that are none") {
   // As torch.clamp: bounds beyond the dtype change nothing, unless no number of the dtype is between them.
   CHECK_THROWS_AS(clamp(ids, 0, 0x1p63), DTypeError);
   CHECK(to_host<std::int64_t>(clamp(to_dtype(ids - 2, DType::i8), -1000, 1000)) == Ids{-2, -1, 0, 1});
-  CHECK(to_host<std::int64_t>(clamp(arange(4, DType::u8), -1, 1000)) == Ids{0, 1, 2, 3});
   CHECK_THROWS_AS(clamp(arange(4, DType::u8), -5, -1), DTypeError);
   CHECK_THROWS_AS(clamp(arange(4, DType::i8), 128, 200), DTypeError);
   CHECK(to_host<float>(to_dtype(ids, DType::f32) * 0.5) == std::vector<float>{0, 0.5, 1, 1.5});

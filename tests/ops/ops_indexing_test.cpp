@@ -1,6 +1,7 @@
 // Embedding, gather, concat, pad: rows of the operator table, indices out of range, and errors.
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -546,6 +547,14 @@ TEST_CASE("ops_indexing: errors") {
   CHECK_THROWS_AS(pad(table, {0, 0, 1}, {0}), ValueError);
   CHECK_THROWS_AS(pad(table, {0}, {0, 0, 0, 0, 0, 0, 0, 0, 0}), ShapeError);
   CHECK_THROWS_AS(pad(none, {0}, {0}), ValueError);
+  using Catch::StartsWith;
+  CHECK_THROWS_WITH(pad(table, {0, 0, 1}, {}), StartsWith("pad: 1 before and 0 after axis 2 of f32 (4, 3) on cpu"));
+  CHECK_THROWS_WITH(pad(table, {INT64_MAX}, {1}), StartsWith("pad: 9223372036854775807 before and 1 after axis 0"));
+  CHECK_THROWS_WITH(pad(ids, {1}, {1}, 0.5), StartsWith("pad: 0.5"));
+  CHECK_THROWS_WITH(norm(table, 1, 5), StartsWith("norm: axis 5 is outside of [-2, 2)"));
+  CHECK_THROWS_WITH(select(table, 0, 9), StartsWith("select: element 9 of axis 0 of f32 (4, 3) on cpu is outside of"));
+  CHECK_THROWS_WITH(gather(zeros({0}), 0, ids), StartsWith("gather: index 0 at position 0, expected none"));
+  CHECK_THROWS_WITH(sum(zeros({}), 0), StartsWith("sum: axis 0 of a scalar"));
 
   CHECK_THROWS_AS(stack({table, zeros({3, 4})}), ShapeError);
   CHECK_THROWS_AS(stack({table, none}), ValueError);

@@ -686,9 +686,7 @@ TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
         worst = std::max(worst, std::fabs(a[i] - b[i]) / (1 + std::fabs(b[i])));
       INFO(to_string(narrow) << ", parameter " << k);
       CHECK(worst < (narrow == NarrowUpdate::stochastic ? 0.017f : 0.004f));  // two steps of 2^-7, or half a step
-      if (narrow == NarrowUpdate::master) {
-        CHECK((to_host<float>(to_dtype(wide[k].tensor.detach(), DType::bf16)) == a));
-      }
+      if (narrow == NarrowUpdate::master) CHECK((to_host<float>(to_dtype(wide[k].tensor.detach(), DType::bf16)) == a));
     }
   }
 }

@@ -103,9 +103,7 @@ TEST_CASE("flag groups: help texts have at most two lines", "[program]") {
 
 TEST_CASE("flag groups: each group of a command's help has its flags, and all of them have all", "[program]") {
   const files_test::TemporaryFolder folder;
-  if (!program_test::run(folder, "--version")) {
-    return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
-  }
+  if (!program_test::run(folder, "--version")) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
   for_each_command([&](const CLI::App& command) {
     if (!thimble::bench::has_groups(command)) return;
     const std::string name = command.get_name();
@@ -127,9 +125,7 @@ TEST_CASE("flag groups: each group of a command's help has its flags, and all of
       const bool is_everyday = group.name == "everyday";
       if (!expected.empty()) CHECK(shown_flags(help("--help " + std::string(group.name))) == expected);
       if (is_everyday) CHECK(shown_flags(help("--help")) == expected);
-      if (!is_everyday) {
-        CHECK(contains(help("mlp -h"), "--help " + std::string(group.name) + " ") == !expected.empty());
-      }
+      if (!is_everyday) CHECK(contains(help("mlp -h"), "--help " + std::string(group.name) + " ") == !expected.empty());
       together.merge(expected);
     }
     CHECK(shown_flags(help("mlp --help all")) == together);
@@ -158,9 +154,7 @@ TEST_CASE("flag groups: each group of a command's help has its flags, and all of
 
 TEST_CASE("flag groups: a flag's old name is refused with the new one", "[program]") {
   const files_test::TemporaryFolder folder;
-  if (!program_test::run(folder, "--version")) {
-    return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
-  }
+  if (!program_test::run(folder, "--version")) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
   std::set<std::string> flags;
   for_each_command([&](const CLI::App& command) {
     for (const CLI::Option* const option : flags_of(command)) flags.insert("--" + option->get_single_name());
