@@ -149,9 +149,7 @@ void Tape::follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<memory::
   if (plan) plan->validate();
   if (plan && plan->offloads() && !tier) throw PlanError("follow: the plan offloads tensors, and there is no tier");
   std::unique_ptr<tape_detail::Spills> spills;
-  if (plan && !plan->spills.empty()) {
-    spills = std::make_unique<tape_detail::Spills>(*recorded_, *plan, std::move(tier));
-  }
+  if (plan && !plan->spills.empty()) spills = std::make_unique<tape_detail::Spills>(*recorded_, *plan, std::move(tier));
   segments_->follow(std::move(plan));
   recorded_->spills = std::move(spills);
   clear();

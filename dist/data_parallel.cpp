@@ -217,9 +217,7 @@ void DataParallel::take_gradient(const std::shared_ptr<tape::Leaf>& leaf) {
   const auto found = std::lower_bound(places_.begin(), places_.end(), leaf.get(), before);
   if (found == places_.end() || found->leaf != leaf.get()) return;
   if (!leaf->grad.defined() || leaf->grad.elements() == 0) return;
-  if (size() == 1) {
-    return add_alone(buckets_[found->bucket].parameters[found->at], std::exchange(leaf->grad, Tensor()));
-  }
+  if (size() == 1) return add_alone(buckets_[found->bucket].parameters[found->at], std::exchange(leaf->grad, Tensor()));
   if (moves_->flight) moves_->flight->transit.advance();  // MPI moves bytes only during its calls
   put(*found, std::exchange(leaf->grad, Tensor()));
   if (loads_[found->bucket].count == buckets_[found->bucket].parameters.size()) send(found->bucket);

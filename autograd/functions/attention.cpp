@@ -44,9 +44,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 }
 
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
-  if (heads < 1) {
-    throw ValueError("attention_textbook: " + std::to_string(heads) + " heads, expected at least 1");
-  }
+  if (heads < 1) throw ValueError("attention_textbook: " + std::to_string(heads) + " heads, expected at least 1");
   if (qkv.rank() != 3 || qkv.size(2) == 0 || qkv.size(2) % (3 * heads) != 0) {
     throw ShapeError("attention_textbook: " + describe(qkv) + " is not (B, T, 3 C) with C divisible by " +
                      std::to_string(heads) + " heads");

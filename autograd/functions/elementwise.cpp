@@ -37,9 +37,7 @@ Tensor square(const Tensor& x) { return apply<ops::Square>(x); }
 Tensor pow(const Tensor& x, double exponent) { return apply(ops::Pow{exponent}, x); }
 
 Tensor clamp(const Tensor& x, double low, double high) {
-  if (!(low <= high)) {
-    throw ValueError("clamp: low " + std::to_string(low) + " is above high " + std::to_string(high));
-  }
+  if (!(low <= high)) throw ValueError("clamp: low " + std::to_string(low) + " is above high " + std::to_string(high));
   if (!is_floating(x.dtype())) {
     const bool is_signed = x.dtype() != DType::u8 && x.dtype() != DType::boolean, is_i64 = x.dtype() == DType::i64;
     const double end = std::ldexp(1.0, 8 * static_cast<int>(size_of(x.dtype())) - is_signed),

@@ -248,9 +248,7 @@ void plan_generation(const CLI::App& command, const GenerationFlags& flags, cons
   if (command.get_option("--batch")->count() == 0) shape.setup.batch = 1;
   const models::GenerationPlan plan = models::plan_generation(shape, device);
   is_json ? print_generation_json(plan, device, budget_bytes) : print_generation_table(plan, budget_bytes);
-  if (budget_bytes > 0 && plan.peak_bytes > budget_bytes) {
-    throw models::refuse_generation(plan, device, budget_bytes);
-  }
+  if (budget_bytes > 0 && plan.peak_bytes > budget_bytes) throw models::refuse_generation(plan, device, budget_bytes);
 }
 
 }  // namespace thimble::bench

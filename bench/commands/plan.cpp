@@ -118,9 +118,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   }
   json["cost_model"] = report.cost_model;
   json["segments"] = segments_of(report);
-  if (!report.techniques.empty()) {
-    json["techniques"] = nlohmann::ordered_json::parse(techniques_json_text(report));
-  }
+  if (!report.techniques.empty()) json["techniques"] = nlohmann::ordered_json::parse(techniques_json_text(report));
   if (!report.is_feasible && !options.is_inference) {
     json["techniques_known"] = report.known_techniques;
     json["techniques_untried"] = report.untried_techniques;

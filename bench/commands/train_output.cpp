@@ -203,9 +203,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
                 format_bytes(options.budget_bytes).c_str(), 100 * r.time_overhead,
                 r.cost_model.empty() ? "" : (" '" + r.cost_model + "'").c_str());
   }
-  if (r.offloaded_bytes > 0) {
-    std::printf("  offloaded        %s per step\n", format_bytes(r.offloaded_bytes).c_str());
-  }
+  if (r.offloaded_bytes > 0) std::printf("  offloaded        %s per step\n", format_bytes(r.offloaded_bytes).c_str());
   if (r.packing.bytes > 0) {
     std::printf("  packed           %s to %s of %s per %s\n", format_bytes(r.packing.bytes).c_str(),
                 format_bytes(r.packing.packed_bytes).c_str(), models::to_string(r.packing.dtypes).c_str(),

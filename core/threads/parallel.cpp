@@ -168,9 +168,7 @@ void run_team(Team& t, int parts, const Body& body) noexcept {
 int thread_count() noexcept { return settings().threads.load(std::memory_order_relaxed); }
 
 void set_thread_count(int threads) {
-  if (threads < 1) {
-    throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, expected at least 1");
-  }
+  if (threads < 1) throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, expected at least 1");
   settings().threads.store(threads, std::memory_order_relaxed);
 }
 

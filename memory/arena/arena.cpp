@@ -125,9 +125,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
   if (place.end() > pages_.solid_bytes) {
     const std::errc error = commit(place.offset, place.end());
     if (error != std::errc{}) place = make_room_on_pages(request);
-    if (!place.is_found()) {
-      refuse(request, "the system refuses more pages: " + backing_->refusal_text(error));
-    }
+    if (!place.is_found()) refuse(request, "the system refuses more pages: " + backing_->refusal_text(error));
   }
   return spans_->take(place);
 }

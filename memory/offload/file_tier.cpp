@@ -77,9 +77,7 @@ int open_nameless(const std::string& folder) {
 DirectFile::DirectFile(const std::string& folder) : folder_(folder) {
   // Check the kind of file system first: some refuse direct I/O with an unclear error.
   const int parent = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (parent < 0) {
-    throw FileError(folder, 0, std::string("cannot offload there: ") + std::strerror(errno) + allowed);
-  }
+  if (parent < 0) throw FileError(folder, 0, std::string("cannot offload there: ") + std::strerror(errno) + allowed);
   const char* const in_memory = memory_file_system(parent);
   close(parent);
   if (in_memory != nullptr) {

@@ -102,9 +102,7 @@ void bound_heap_and_stacks() noexcept {
   has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads allocate nothing on the heap
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) != 0) return;
-  if (pthread_attr_setstacksize(&attributes, other_stack_bytes) == 0) {
-    pthread_setattr_default_np(&attributes);
-  }
+  if (pthread_attr_setstacksize(&attributes, other_stack_bytes) == 0) pthread_setattr_default_np(&attributes);
   pthread_attr_destroy(&attributes);
 #endif
 }

@@ -31,9 +31,7 @@ Frontier::Frontier(Chain chain, const SolveLimits& limits) : chain_(std::make_un
     throw PlanError("remat frontier: the chain has " + std::to_string(chain_->size()) +
                     " stages, at most 2048 are solved: join stages");
   }
-  if (limits.work < 0) {
-    throw ValueError("remat frontier: work is " + std::to_string(limits.work) + ", must be >= 0");
-  }
+  if (limits.work < 0) throw ValueError("remat frontier: work is " + std::to_string(limits.work) + ", must be >= 0");
   classes_ = std::make_unique<IntervalClasses>(*chain_);
   IntervalTable::Thinning thinning;
   thinning.work = limits.work;

@@ -295,9 +295,7 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
     return std::make_unique<Text>(data::open_tokens(token_file(path, "train")),
                                   data::open_tokens(token_file(path, "val")), TokenText(tokenizer), is_masked);
   }
-  if (is_token_file(path)) {
-    return split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
-  }
+  if (is_token_file(path)) return split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
   if (tokenizer) {
     const std::vector<std::byte> text = read_whole_file(path, most_text_bytes);
     return from_tokenizer({reinterpret_cast<const char*>(text.data()), text.size()}, tokenizer);

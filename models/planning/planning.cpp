@@ -276,9 +276,7 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
     return nn::Planner(runs.of(setup), options.device, hardware_for(options.costs, options.device),
                        planner_options(setup, options.device));
   };
-  if (search == BatchSearch::in_a_third && !options.is_inference) {
-    return search_in_a_third(planner, budget_bytes);
-  }
+  if (search == BatchSearch::in_a_third && !options.is_inference) return search_in_a_third(planner, budget_bytes);
   const auto peak = [&](std::int64_t size) -> std::size_t {
     const Setup setup = with_size(options.setup, extent, size);
     if (options.is_inference) {

@@ -129,9 +129,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
   if (!setup.precision.policy.empty()) narrow = nn::precision(setup.precision.policy).update;
   std::shared_ptr<memory::Tier> tier;
-  if (setup.offload.optimizer) {
-    tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
-  }
+  if (setup.offload.optimizer) tier = make_tier(setup, parameters.front().tensor.device(), "offloads_optimizer");
   if (name == "adafactor") {
     if (has_beta2) {
       throw ValueError("`beta2`: adafactor's follows from the step; it belongs to " + std::string(with_beta2));

@@ -50,9 +50,7 @@ Tensor SelfAttention::operator()(const Tensor& qkv, const AttentionInputs& with)
   const PathScope scope(below(options_.name));
   const auto attend_all = [&](std::size_t, std::span<const Tensor> x) {
     const std::int64_t heads = x[0].size(2) / (3 * options_.head_width);
-    if (with.past != nullptr) {
-      return attend_cached(x[0], options_.head_width, *with.past, options_.window);
-    }
+    if (with.past != nullptr) return attend_cached(x[0], options_.head_width, *with.past, options_.window);
     const AttentionOptions options = attention_options(with);
     return options_.build == Build::fused ? attention(x[0], heads, options) : attention_textbook(x[0], heads, options);
   };

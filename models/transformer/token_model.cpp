@@ -99,9 +99,7 @@ struct HeadBias final : nn::Module {
 
 std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, const nn::TensorOptions& on) {
   const dist::Team& group = options_.team;
-  if (!group.cuts_layers()) {
-    return {&child<HeadBias>(name, nn::init::PartOf{{options_.vocabulary}}, on).bias};
-  }
+  if (!group.cuts_layers()) return {&child<HeadBias>(name, nn::init::PartOf{{options_.vocabulary}}, on).bias};
   std::vector<nn::Parameter*> biases;
   for (int p = group.first(); p < group.first() + group.count(); ++p) {
     const nn::init::PartOf part{{options_.vocabulary}, 0, group.parts, p};

@@ -266,9 +266,7 @@ void follow_config(std::string_view name, ModelOptions& sizes, const WeightFacts
   for (const SizeName& size : size_names) {
     if (size.size == &ModelOptions::sequence && !learns_positions) continue;
     if (size.size != &ModelOptions::window && own.*size.size == 0) continue;
-    if (sizes.*size.size > 0) {
-      require_same(size.option, sizes.*size.size, own.*size.size, facts.config);
-    }
+    if (sizes.*size.size > 0) require_same(size.option, sizes.*size.size, own.*size.size, facts.config);
     sizes.*size.size = own.*size.size;
   }
   if (!learns_positions && sizes.sequence == 0) {

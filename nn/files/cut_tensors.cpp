@@ -150,9 +150,7 @@ void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& ent
   if (!target.part)
     return read_file_tensor(file, entry, NamedTensor{target.whole.name, t, target.whole.layout}, staging);
   if (t.elements() == 0 || t.device().is_dry) return;
-  if (t.device().is_cpu() && t.is_contiguous()) {
-    return read_here(file, entry, t, target, staging);
-  }
+  if (t.device().is_cpu() && t.is_contiguous()) return read_here(file, entry, t, target, staging);
   const Tensor read = Tensor::empty(t.shape(), t.dtype(), cpu);
   read_here(file, entry, read, target, staging);
   copy_into(t, to_device(read, t.device()));

@@ -98,9 +98,7 @@ std::int64_t JsonKeys::size(const std::string& key, std::int64_t otherwise, std:
   if (!has(key)) return otherwise;
   const auto& value = *as_json(find(key));
   // The parser has numbers above 2^63 as unsigned, which would wrap.
-  if (value.is_number_integer() && value >= least && value <= max_size) {
-    return value.get<std::int64_t>();
-  }
+  if (value.is_number_integer() && value >= least && value <= max_size) return value.get<std::int64_t>();
   refuse(key, "an integer from " + std::to_string(least) + " to 2^40");
 }
 

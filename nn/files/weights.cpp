@@ -331,9 +331,7 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   const WeightFiles files(path);
   const auto* const names = dynamic_cast<const PublicNames*>(&module);
   Match match = match_tensors(file_tensors(module), files, names, options);
-  if (options.is_strict) {
-    require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
-  }
+  if (options.is_strict) require_all(match, path, options.prefix.empty() && is_checkpoint(files.metadata()));
   for (const auto& [weight, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *weight.entry, target.whole, Conversion::floating);
   }

@@ -36,9 +36,7 @@ class GraphReader {
   StepGraph read(std::string_view text) {
     const Json json = json_.parse(text);
     json_.object(json, "it", {"version", "values", "nodes"}, {"name", "alignment"});
-    if (json_.number<std::int64_t>(json["version"], "version", 0) != 1) {
-      json_.refuse("version", json["version"], "1");
-    }
+    if (json_.number<std::int64_t>(json["version"], "version", 0) != 1) json_.refuse("version", json["version"], "1");
     if (json.contains("name")) step_.name = json_.text(json["name"], "name");
     if (json.contains("alignment")) {
       step_.alignment = json_.number<std::size_t>(json["alignment"], "alignment", 1, std::size_t{1} << 30);

@@ -136,9 +136,7 @@ void EventWriter::flush() {
     const ssize_t count =
         ::pwrite(descriptor_, buffer_.data() + done, buffer_.size() - done, static_cast<off_t>(written_ + done));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      throw FileError(path_, written_ + done, std::string("cannot write events: ") + std::strerror(errno));
-    }
+    if (count < 0) throw FileError(path_, written_ + done, std::string("cannot write events: ") + std::strerror(errno));
     done += static_cast<std::size_t>(count);
   }
   written_ += done;

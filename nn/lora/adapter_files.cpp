@@ -119,9 +119,7 @@ class Targets {
     for (const auto& [name, halves] : in_file) {
       const std::string has = "layer " + quote(halves.name) + ", which has tensors";
       if (const char* const key = left_out_by(halves.name)) refuse(key, "all but " + has, "it");
-      if (is_given_ && !is_all_ && !names_.mean(halves.name)) {
-        refuse("target_modules", "one that means " + has);
-      }
+      if (is_given_ && !is_all_ && !names_.mean(halves.name)) refuse("target_modules", "one that means " + has);
     }
     for (const std::string& target : names_.list()) {
       const auto is_it = [&](const auto& layer) { return Names::ends_with(layer.second.name, target); };

@@ -111,9 +111,7 @@ void CapturedStep::drop() noexcept {
 }
 
 Tensor CapturedStep::run() {
-  if (&current_generator() != &generator_) {
-    refuse_capture("another generator is in force than when it was made");
-  }
+  if (&current_generator() != &generator_) refuse_capture("another generator is in force than when it was made");
   optimizer_.check_members();
   if (is_captured()) {
     replay();

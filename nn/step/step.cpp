@@ -68,9 +68,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   check_placed_step(optimizer);
   const SinkKind kind = check_sink(optimizer, options);
   if (options.stage != nullptr) options.stage->begin_step();
-  if (options.ranks != nullptr) {
-    options.ranks->begin_step(optimizer, options.micro_batches);
-  }
+  if (options.ranks != nullptr) options.ranks->begin_step(optimizer, options.micro_batches);
   const ParameterUse use;
   tape::Transaction transaction;
   const RanksStep ranks(options);
@@ -91,9 +89,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   });
   if (options.ranks != nullptr) options.ranks->share_parameters();
   if (options.stage != nullptr) options.stage->share_parameters();
-  if (options.ranks != nullptr) {
-    options.ranks->share_state(transaction);
-  }
+  if (options.ranks != nullptr) options.ranks->share_state(transaction);
   optimizer.zero_grad();
   transaction.commit();
   return loss;

@@ -337,9 +337,7 @@ void TrainerCore::Live::train_step(std::int64_t step, Progress& progress) {
   const ResourceScope scope(core_.engine_->stack().top);
   progress.step = steps() + 1;
   progress.rate = program().optimizer(0).rate();
-  if (options.rate) {
-    core_.require_same("rate", "the rate of step " + std::to_string(steps()), options.rate(steps()));
-  }
+  if (options.rate) core_.require_same("rate", "the rate of step " + std::to_string(steps()), options.rate(steps()));
   try {
     core_.require_planned(steps(), next_key());
   } catch (const BudgetError&) {

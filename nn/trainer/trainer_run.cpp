@@ -240,9 +240,7 @@ void TrainerRun::make_program() {
   make_model(std::move(store));
   const auto shards_of = [&](std::vector<optim::Named> parameters) {
     const std::size_t part = parallel_.size();
-    if (part == part_count_) {
-      throw ValueError("trainer: expected one optimizer for each part of the program, got more");
-    }
+    if (part == part_count_) throw ValueError("trainer: expected one optimizer for each part of the program, got more");
     dist::DataParallelOptions of_part{.zero = options.zero, .buckets = {.bytes = options.bucket_bytes}};
     of_part.buckets.keeps_parameters = !request_.whole->is_elementwise[part];
     if (group_) of_part.parts = {group_.get(), shard_layers(run_->modules(), parameters), all};

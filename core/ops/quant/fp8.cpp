@@ -204,9 +204,7 @@ void check_fp8_state(const char* operation, const Fp8State& state, memory::Devic
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
   check(matrix, use, role);
   const DType dtype = use.dtype(role);
-  if (use.format.scaling == Fp8Scaling::block) {
-    return encode_blocks(matrix, role, dtype, memory::Category::temporary);
-  }
+  if (use.format.scaling == Fp8Scaling::block) return encode_blocks(matrix, role, dtype, memory::Category::temporary);
   const Tensor scale = scale_of_tensor(matrix, role, use, known);
   const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
   cast_into(matrix, dtype, scale, codes, Tensor());
