@@ -15,8 +15,8 @@ namespace thimble::ops {
 
 void check_conv_numbers(const char* operation, std::int64_t stride, std::int64_t padding, std::int64_t dilation,
                         std::int64_t groups) {
-  const auto [least, most] = std::minmax({stride, dilation, groups, padding + 1});
-  if (least >= 1 && most <= std::int64_t{1} << 30) return;
+  const auto [least, most] = std::minmax({stride, dilation, groups});
+  if (least >= 1 && padding >= 0 && std::max(most, padding) <= std::int64_t{1} << 30) return;
   throw ValueError(std::string(operation) + ": stride " + std::to_string(stride) + ", padding " +
                    std::to_string(padding) + ", dilation " + std::to_string(dilation) + ", groups " +
                    std::to_string(groups) + "; expected at least 1 of each (padding 0), and at most 2^30");
