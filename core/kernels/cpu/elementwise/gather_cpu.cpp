@@ -199,31 +199,29 @@ BadIndex gather(const GatherArgs& args) {
   }
 }
 
-template <class T>
+template <class T, class Index>
 BadIndex add_all(const GatherArgs& args) {
   FirstBad bad;
   T* const sums = static_cast<T*>(args.x);
-  for_each_run(args, [&](const Run& run) {
+  const auto* const indices = static_cast<const Index*>(args.index);
+  const std::int64_t length = args.x_length, step = args.x_step;
+  for_each_run(args, [&, sums, indices, length, step](const Run run) {
     alignas(64) T dy[tile];
+    const bool is_row = run.index_step == 0 && run.x_step == 1;
     for (std::int64_t at = 0; at < run.n; at += tile) {
       const std::int64_t n = std::min(tile, run.n - at);
       load_elements(args.out, args.dtype, run.out + at * run.out_step, run.out_step, dy, n);
-      if (run.index_step == 0 && run.x_step == 1) {  // a row
-        const std::int64_t index = index_at(args.index, args.index_dtype, run.index);
-        if (index < 0 || index >= args.x_length) {
-          bad.note(run.out + at * run.out_step);
+      for (std::int64_t i = 0; i < (is_row ? 1 : n); ++i) {
+        const std::int64_t index = indices[run.index + (at + i) * run.index_step];
+        if (index < 0 || index >= length) {
+          bad.note(run.out + (at + i) * run.out_step);
           continue;
         }
-        T* const row = sums + run.x + at + index * args.x_step;
-        for (std::int64_t i = 0; i < n; ++i) row[i] += dy[i];
-        continue;
-      }
-      for (std::int64_t i = at; i < at + n; ++i) {
-        const std::int64_t index = index_at(args.index, args.index_dtype, run.index + i * run.index_step);
-        if (index < 0 || index >= args.x_length) {
-          bad.note(run.out + i * run.out_step);
+        T* const to = sums + run.x + (at + i) * run.x_step + index * step;
+        if (is_row) {
+          for (std::int64_t k = 0; k < n; ++k) to[k] += dy[k];
         } else {
-          sums[run.x + i * run.x_step + index * args.x_step] += dy[i - at];
+          *to += dy[i];
         }
       }
     }
@@ -231,14 +229,19 @@ BadIndex add_all(const GatherArgs& args) {
   return bad_of(args, bad);
 }
 
+template <class T>
+BadIndex add_by(const GatherArgs& args) {
+  return args.index_dtype == DType::i32 ? add_all<T, std::int32_t>(args) : add_all<T, std::int64_t>(args);
+}
+
 BadIndex scatter_add(const GatherArgs& args) {
   switch (compute_type(args.dtype)) {
     case ComputeType::f64:
-      return add_all<double>(args);
+      return add_by<double>(args);
     case ComputeType::f32:
-      return add_all<float>(args);
+      return add_by<float>(args);
     default:
-      return add_all<std::int64_t>(args);
+      return add_by<std::int64_t>(args);
   }
 }
 
