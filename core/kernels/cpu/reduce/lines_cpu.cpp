@@ -239,6 +239,9 @@ void sort_row(const SortArgs& args, std::int64_t row) {
   std::make_heap(order, order + args.count, before);
   for (std::int64_t j = args.count; j < args.length; ++j) {
     const auto place = static_cast<std::int32_t>(j);
+    const auto value = static_cast<Value>(x[j]),
+               last = static_cast<Value>(x[order[0]]);  // of equal values the earlier one stays; NaN is neither
+    if (args.is_descending ? value <= last : value >= last) continue;
     if (!before(place, order[0])) continue;
     std::pop_heap(order, order + args.count, before);
     order[args.count - 1] = place;
