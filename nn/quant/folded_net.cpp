@@ -97,8 +97,8 @@ class Tracer {
   }
   [[noreturn]] void refuse(const std::string& why) const {
     const Node& node = graph_.nodes[at_];
-    throw ValueError("quantize: " + std::string(node.type->name) + " at " + std::string(path_name(node.path)) + ": " +
-                     why);
+    const std::string path(path_name(node.path));
+    throw ValueError("quantize: " + std::string(node.type->name) + (path.empty() ? "" : " at " + path) + ": " + why);
   }
   /// The step that made a value, or null if another operator reads the value, too.
   Traced* only_for_us(std::uint32_t value) {

@@ -107,9 +107,9 @@ TEST_CASE("nets that cannot be quantized are refused by name", "[quant]") {
   const std::string others =
       ": this operator cannot be quantized; conv2d, batch norm behind it, relu, add, max_pool2d, global_avg_pool, "
       "concat of channels, linear and flattening can";
-  const std::string whys[] = {"conv2d at conv: expected 1 group, got 2", "tanh at " + others, "avg_pool2d at " + others,
+  const std::string whys[] = {"conv2d at conv: expected 1 group, got 2", "tanh" + others, "avg_pool2d" + others,
                               "the net's result is not made by any of its operators",
-                              "add at : an operand is not made from the input; such nets cannot be quantized"};
+                              "add: an operand is not made from the input; such nets cannot be quantized"};
   for (int kind = 0; kind < 5; ++kind) {
     INFO(kind);
     Odd odd(kind);
