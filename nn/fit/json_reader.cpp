@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/nn/files/json_file.h>
 
 namespace thimble::nn {
@@ -40,7 +41,7 @@ const JsonReader::Json& JsonReader::object(const Json& json, const std::string& 
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     std::string all;
     for (const char* const one : known) all += (all.empty() ? "" : ", ") + std::string(one);
-    refuse(what + " has '" + name + "', which is none of its keys: " + all);
+    refuse(what + " has " + quote(name) + ", which is none of its keys: " + all);
   }
   for (const char* const name : names) {
     if (!json.contains(name)) refuse(what + " has no '" + name + "'");

@@ -11,6 +11,7 @@
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weight_files.h>
 #include <thimble/nn/fit/cost_file.h>
+#include <thimble/nn/fit/graph_file.h>
 #include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/lora/adapter_files.h>
 #include <thimble/nn/tokens/tokenizer_file.h>
@@ -29,6 +30,7 @@ TEST_CASE("json texts: readers speak in words of their own", "[files]") {
   const std::string here = folder.path();
   const std::vector<Reader> readers = {
       {"tokenizer.json", [](const std::string& path) { data::read_tokenizer(path); }},
+      {"graph.json", [](const std::string& path) { nn::read_graph(path); }},
       {"costs.json", [](const std::string& path) { nn::read_cost_model(path); }},
       {"generation_config.json", [&](const std::string&) { models::find_end_tokens(here, {}); }},
       {"config.json", [](const std::string& path) { models::read_model_config(path, "llama"); }},
