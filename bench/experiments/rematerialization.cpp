@@ -338,9 +338,7 @@ double separate_step_s(nn::Planner& planner, const nn::Hardware& hardware) {
 void add_rows(Rows& rows, const Table& table, const nn::Hardware& hardware, bool is_measured) {
   Steps steps{table.make, table.batch, table.height, table.width, 1};
   if (is_measured) steps.batch = table.measured_batch;
-  if (is_measured && rows.options.is_quick) {
-    steps.batch = (steps.batch + 1) / 2, steps.height /= 2, steps.width /= 2;
-  }
+  if (is_measured && rows.options.is_quick) steps.height /= 2, steps.width /= 2;
   rows.say(std::string(table.net) + ", planning a batch of " + std::to_string(steps.batch));
   const double begin_ms = process::processor_ms();
   Planners planners(steps, table.cuts_batch, rows.options.device, hardware);
