@@ -219,7 +219,7 @@ void check_needs(const TrainOptions& o) {
   need(o.costs.measures, "`measures`", has_budget, budget);
   need(!o.costs.times.empty(), "`times`", has_budget, budget);
   need(!o.costs.hardware.empty(), "`hardware`", has_budget || o.device.is_cuda(), budget);
-  need(o.refusal_ms != nn::default_refusal_ms, "`refusal_ms`", has_budget, budget);
+  need(o.refusal_ms != nn::default_refusal_ms, "refusal_ms", has_budget, budget);
   need(o.is_strict, "`is_strict`", is_planned || o.captures_steps,
        "steps that follow a plan: `budget_bytes` or `plan`");
   need(o.save_every > 0, "`save_every`", !o.save.empty(), "`save`");

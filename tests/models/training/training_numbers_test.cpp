@@ -109,7 +109,7 @@ TEST_CASE("training numbers: an option without the one that it needs is refused 
       {"`measures`: needs `budget_bytes`", [](auto& o) { o.costs.measures = true; }},
       {"`times`: needs `budget_bytes`", [](auto& o) { o.costs.times = "times.json"; }},
       {"`hardware`: needs `budget_bytes`", [](auto& o) { o.costs.hardware = "cpu"; }},
-      {"`refusal_ms`: needs `budget_bytes`", [](auto& o) { o.refusal_ms = 0; }},
+      {"refusal_ms: needs `budget_bytes`", [](auto& o) { o.refusal_ms = 0; }},
       {"`overwrites`: needs a file", [](auto& o) { o.overwrites = true, o.log = "curves"; }},
       {"`is_strict`: needs steps that follow a plan", [](auto& o) { o.is_strict = true; }},
       {"`save_every`: needs `save`", [](auto& o) { o.save_every = 2; }},
