@@ -44,13 +44,14 @@ inline constexpr bool is_f32_with_f64 = std::is_same_v<T, float>&& std::is_same_
 /// Only the loop with a constant stride of 1 vectorizes.
 template <class T, class Compute>
 void load_elements(const void* src, std::int64_t stride, Compute* dst, std::int64_t n) {
+  if constexpr (is_f32_with_f64<T, Compute>) {
+    if (stride == 1) return kernels::run_variant<Widths<Compute, T>>(dst, static_cast<const T*>(src), n);
+  }
   if (stride == 0 && n > 0) {
     load_strided<T>(src, 0, dst, 1);
     std::fill(dst + 1, dst + n, dst[0]);
   } else if (stride != 1) {
     load_strided<T>(src, stride, dst, n);
-  } else if constexpr (is_f32_with_f64<T, Compute>) {
-    kernels::run_variant<Widths<Compute, T>>(dst, static_cast<const T*>(src), n);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
     kernels::narrow_float_loops(kernels::isa()).load(dtype_of<T>)(src, dst, n);
   } else {
@@ -60,10 +61,11 @@ void load_elements(const void* src, std::int64_t stride, Compute* dst, std::int6
 
 template <class T, class Compute>
 void store_elements(const Compute* src, void* dst, std::int64_t stride, std::int64_t n, Fp8Overflow overflow) {
+  if constexpr (is_f32_with_f64<T, Compute>) {
+    if (stride == 1) return kernels::run_variant<Widths<T, Compute>>(static_cast<T*>(dst), src, n);
+  }
   if (stride != 1) {
     store_strided<T>(src, dst, stride, n, overflow);
-  } else if constexpr (is_f32_with_f64<T, Compute>) {
-    kernels::run_variant<Widths<T, Compute>>(static_cast<T*>(dst), src, n);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
     kernels::narrow_float_loops(kernels::isa()).store(dtype_of<T>)(src, dst, n, overflow);
   } else {

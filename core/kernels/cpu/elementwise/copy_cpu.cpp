@@ -92,8 +92,8 @@ void fill(const FillArgs& args) {
   visit(args.dtype, [&]<class T> {
     T value;
     convert(&args.value, DType::f64, &value, args.dtype, 1);
-    constexpr std::byte zero[sizeof(T)] = {};
-    const bool is_zero = std::memcmp(&value, zero, sizeof(T)) == 0;
+    const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+    const bool is_zero = std::all_of(bytes, bytes + sizeof(T), [](std::byte b) { return b == std::byte{0}; });
     T* const to = static_cast<T*>(args.to);
     parallel_for(args.shape.elements(), grain_elements, [&](std::int64_t begin, std::int64_t end) {
       walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 1>& at, std::int64_t n) {

@@ -216,7 +216,7 @@ void sort_row(const SortArgs& args, std::int64_t row) {
   const S* const x = static_cast<const S*>(args.x) + row * args.length;
   std::int32_t* const order = args.order + row * args.count;
   constexpr std::int64_t most = 4096;
-  if (std::is_same_v<Value, float> && args.count == args.length && args.length <= most) {
+  if (std::is_same_v<Value, float> && args.count == args.length && args.length > 0 && args.length <= most) {
     // Integers in the order of the values, and of the places where they are equal: sorting them follows no address.
     std::uint64_t keys[most];
     for (std::int64_t j = 0; j < args.length; ++j) {
@@ -239,8 +239,7 @@ void sort_row(const SortArgs& args, std::int64_t row) {
   std::make_heap(order, order + args.count, before);
   for (std::int64_t j = args.count; j < args.length; ++j) {
     const auto place = static_cast<std::int32_t>(j);
-    const auto value = static_cast<Value>(x[j]),
-               last = static_cast<Value>(x[order[0]]);  // of equal values the earlier one stays; NaN is neither
+    const S value = x[j], last = x[order[0]];  // of equal values the earlier one stays; NaN is neither
     if (args.is_descending ? value <= last : value >= last) continue;
     if (!before(place, order[0])) continue;
     std::pop_heap(order, order + args.count, before);
