@@ -203,7 +203,7 @@ THIMBLE_HD inline double erf(double x) noexcept { return THIMBLE_STD_MATH(erf)(x
 THIMBLE_HD inline float softplus_rest(float x) noexcept {
   using namespace detail;
   const float e = exp_of_negative(magnitude_of(x)), sum = 1.0f + e;
-  // The sum is rounded; what it lost counts by the logarithm's slope.
+  // Adds the rounding error of the sum, times the logarithm's slope.
   return unless_nan(x, bits_of(log(sum) + (e - (sum - 1.0f)) / sum));
 }
 THIMBLE_HD inline double softplus_rest(double x) noexcept {
