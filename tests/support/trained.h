@@ -8,6 +8,8 @@
 #include <thimble/core/error.h>
 #include <thimble/models/training/training.h>
 
+#include "support/catch.h"
+
 namespace trained_test {
 
 struct Run {
@@ -25,6 +27,15 @@ inline Run run(const thimble::models::TrainOptions& options,
     if (after_step) after_step(progress);
   });
   return result;
+}
+
+/// Trains, and checks that the run took what was predicted.
+inline Run train_as_predicted(const thimble::models::TrainOptions& options) {
+  Run run = trained_test::run(options);
+  CHECK(run.report.differences() == "");
+  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
+  CHECK(run.report.measured_tier_bytes == run.report.predicted_tier_bytes);
+  return run;
 }
 
 /// The message of the error from preparing these options; empty if they are accepted.

@@ -22,6 +22,7 @@
 
 using namespace thimble;
 using trained_test::Run;
+using trained_test::train_as_predicted;
 
 namespace lora_run_test {
 
@@ -39,13 +40,6 @@ models::TrainOptions options_of(const std::string& model, const std::string& bas
   options.eval_every = 5;
   options.eval_batches = 2;
   return options;
-}
-
-Run train_as_predicted(const models::TrainOptions& options) {
-  Run run = trained_test::run(options);
-  CHECK(run.report.differences() == "");
-  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
-  return run;
 }
 
 /// A budget between the smallest plan and keeping everything.

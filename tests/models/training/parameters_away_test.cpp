@@ -18,6 +18,7 @@
 
 using namespace thimble;
 using trained_test::Run;
+using trained_test::train_as_predicted;
 
 namespace {
 
@@ -43,14 +44,6 @@ models::TrainOptions away(models::TrainOptions options) {
   options.setup.offload.to = offload_test::disk_folder();
   options.setup.offload.parameters = true;
   return options;
-}
-
-Run train_as_predicted(const models::TrainOptions& options) {
-  Run run = trained_test::run(options);
-  CHECK(run.report.differences() == "");
-  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
-  CHECK(run.report.measured_tier_bytes == run.report.predicted_tier_bytes);
-  return run;
 }
 
 /// The smallest budget for training with these options.

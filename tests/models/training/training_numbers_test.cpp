@@ -275,6 +275,7 @@ TEST_CASE("training numbers: alpha is the rank, and an interval is for a dynamic
 // ---- Training with every whole-tensor optimizer: predicted bytes, budgets, ranks, resumed runs.
 
 using trained_test::Run;
+using trained_test::train_as_predicted;
 
 namespace {
 
@@ -295,13 +296,6 @@ models::TrainOptions options_of(const std::string& optimizer, const std::string&
   options.eval_every = 6;
   options.eval_batches = 1;
   return options;
-}
-
-Run train_as_predicted(const models::TrainOptions& options) {
-  Run run = trained_test::run(options);
-  CHECK(run.report.differences() == "");
-  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
-  return run;
 }
 
 const char* const names[] = {"muon", "apollo-mini", "galore", "adam-mini"};
