@@ -199,12 +199,13 @@ THIMBLE_HD inline float erf(float x) noexcept {
 }
 THIMBLE_HD inline double erf(double x) noexcept { return THIMBLE_STD_MATH(erf)(x); }
 
-/// ln(1 + e^-|x|), by which ln(1 + e^x) exceeds max(x, 0). Error < 3 ulp (largest found: 2.12).
+/// ln(1 + e^-|x|), by which ln(1 + e^x) exceeds max(x, 0). Error < 3 ulp (largest found: 2.06).
 THIMBLE_HD inline float softplus_rest(float x) noexcept {
   using namespace detail;
   const float e = exp_of_negative(magnitude_of(x)), sum = 1.0f + e;
-  // Adds the rounding error of the sum, times the logarithm's slope.
-  return unless_nan(x, bits_of(log(sum) + (e - (sum - 1.0f)) / sum));
+  // Adds the rounding error of the sum, times the logarithm's slope 1 / (1 + e), within 0.05 ln(1 + e).
+  const float slope = (0.485f * e + -0.95f) * e + 1.0f;
+  return unless_nan(x, bits_of(log(sum) + (e - (sum - 1.0f)) * slope));
 }
 THIMBLE_HD inline double softplus_rest(double x) noexcept {
   return THIMBLE_STD_MATH(log1p)(THIMBLE_STD_MATH(exp)(-THIMBLE_STD_MATH(fabs)(x)));
@@ -313,6 +314,10 @@ THIMBLE_HD inline Normal<T> normal(T x) noexcept {
 template <OwnFunctions T>
 THIMBLE_HD inline T sigmoid(T x) noexcept {
   return x.sigmoid();
+}
+template <OwnFunctions T>
+THIMBLE_HD inline T softplus_rest(T x) noexcept {
+  return x.softplus_rest();
 }
 
 }  // namespace thimble::math

@@ -52,9 +52,9 @@ constexpr bool is_any(ops::TypeList<Ops...>) {
   return (std::is_same_v<Op, Ops> || ...);
 }
 /// Functors with transcendental functions or divisions, computed in Quick for 16-bit results.
-using QuickOps =
-    ops::TypeList<ops::Exp, ops::Log, ops::Tanh, ops::Sigmoid, ops::GeluTanh, ops::GeluErf, ops::Silu, ops::Erf,
-                  ops::SwiGlu, ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
+using QuickOps = ops::TypeList<ops::Exp, ops::Log, ops::Tanh, ops::Sigmoid, ops::Softplus, ops::GeluTanh, ops::GeluErf,
+                               ops::Silu, ops::Erf, ops::SwiGlu, ops::BceWithLogits, ops::KlDivergence,
+                               ops::LogSumExpGradient, ops::Reciprocal, ops::Div, ops::DivScalar>;
 /// The compute type of Op for results of type S.
 template <class Op, class S>
 using Number = std::conditional_t<is_any<Op>(QuickOps{}), QuickNumber<S>, float>;

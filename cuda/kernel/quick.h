@@ -84,6 +84,7 @@ class Quick {
   }
   THIMBLE_HD friend Quick operator-(Quick a) { return Quick(-a.value_); }
   THIMBLE_HD friend bool operator<(Quick a, Quick b) { return a.value_ < b.value_; }
+  THIMBLE_HD friend bool operator>(Quick a, Quick b) { return a.value_ > b.value_; }
   THIMBLE_HD friend bool operator==(Quick a, Quick b) { return a.value_ == b.value_; }
 
   THIMBLE_HD Quick exp() const { return Quick(power_of_two_in_full(value_ * log2_e)); }
@@ -96,6 +97,13 @@ class Quick {
   }
 
   THIMBLE_HD Quick sigmoid() const { return Quick(reciprocal(1 + power_of_two(value_ * -log2_e))); }
+
+  THIMBLE_HD Quick softplus_rest() const {
+    // log(1 + e) by its series near 1, as log() has it, but of e, which the sum would round.
+    const float e = power_of_two_in_full(std::fabs(value_) * -log2_e);
+    const float near = e + e * e * fma(e, fma(e, -0.25f, 1.0f / 3), -0.5f);
+    return Quick(e < 0x1p-4f ? near : logarithm_of_two(1 + e) * 0x1.62e430p-1f);
+  }
 
   THIMBLE_HD Quick tanh() const {
     // x - x^3 / 3 + 2 x^5 / 15, and 1 - 2 / (e^2x + 1), whose error is absolute.

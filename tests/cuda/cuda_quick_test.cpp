@@ -49,6 +49,8 @@ const std::vector<Function>& functions() {
       {"log", [](const Tensor& x) { return log(x); }, [](double x) { return std::log(x); }},
       {"tanh", [](const Tensor& x) { return thimble::tanh(x); }, [](double x) { return std::tanh(x); }},
       {"sigmoid", [](const Tensor& x) { return sigmoid(x); }, sigmoid_of},
+      {"softplus", [](const Tensor& x) { return softplus(x); },
+       [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }},
       {"silu", [](const Tensor& x) { return silu(x); }, [](double x) { return x * sigmoid_of(x); }},
       {"gelu", [](const Tensor& x) { return gelu(x); },
        [](double x) { return x * sigmoid_of(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)); }},
