@@ -375,6 +375,11 @@ TEST_CASE("ops_indexing: an index out of range is named after the launch") {
     CHECK_THROWS_WITH(gather(x, 0, from_host(index, {2, 5})), "gather: index 4 at position 4, expected 0 to 3");
   }
   set_thread_count(before);
+  std::vector<std::int64_t> line(600, 4);
+  line[513] = 5, line[514] = -1;
+  CHECK_THROWS_WITH(gather(x, 1, from_host(line, {1, 600})), "gather: index 5 at position 513, expected 0 to 4");
+  CHECK_THROWS_WITH(scatter_add(x, 1, from_host(line, {1, 600}), zeros({1, 600})),
+                    "scatter_add: index 5 at position 513, expected 0 to 4");
   // A dry device has no values to check.
   CHECK(embedding(Tensor::empty({10, 3}, DType::f32, dry(cpu)), Tensor::empty({6}, DType::i64, dry(cpu))).shape() ==
         Shape{6, 3});

@@ -157,6 +157,17 @@ BadIndex bad_of(const GatherArgs& args, const FirstBad& bad) {
   return {bad.position(), index_at(args.index, args.index_dtype, at)};
 }
 
+// Whether the n indices from `first` on, `step` apart, are in [0, length). Without a branch, and so without one in the
+// loops that then use them.
+template <class Index>
+bool are_within(const Index* first, std::int64_t step, std::int64_t n, std::int64_t length) {
+  bool is_bad = false;
+  for (std::int64_t i = 0; i < n; ++i) {
+    is_bad |= static_cast<std::uint64_t>(std::int64_t{first[i * step]}) >= static_cast<std::uint64_t>(length);
+  }
+  return !is_bad;
+}
+
 template <class Word, class Index>
 BadIndex gather_words(const GatherArgs& args) {
   FirstBad bad;
@@ -166,14 +177,24 @@ BadIndex gather_words(const GatherArgs& args) {
   const std::int64_t length = args.x_length, step = args.x_step;
   for_each_run(args, [&, x, indices, out, length, step](const Run run) {
     const bool is_row = run.index_step == 0 && run.x_step == 1 && run.out_step == 1;
-    for (std::int64_t i = 0; i < (is_row ? 1 : run.n); ++i) {
-      const std::int64_t index = indices[run.index + i * run.index_step], to = run.out + i * run.out_step;
-      if (index < 0 || index >= length) {
-        bad.note(to);
-      } else if (is_row) {
-        std::copy_n(x + run.x + index * step, run.n, out + to);
-      } else {
-        out[to] = x[run.x + i * run.x_step + index * step];
+    const std::int64_t count = is_row ? 1 : run.n, together = is_row ? run.n : 1;
+    for (std::int64_t at = 0; at < count; at += tile) {
+      const std::int64_t n = std::min(tile, count - at);
+      const Index* const index = indices + run.index + at * run.index_step;
+      const Word* const from = x + run.x + at * run.x_step;
+      const std::int64_t to = run.out + at * run.out_step;
+      if (!is_row && are_within(index, run.index_step, n, length)) {
+        for (std::int64_t i = 0; i < n; ++i)
+          out[to + i * run.out_step] = from[i * run.x_step + std::int64_t{index[i * run.index_step]} * step];
+        continue;
+      }
+      for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t place = index[i * run.index_step];
+        if (place < 0 || place >= length) {
+          bad.note(to + i * run.out_step);
+        } else {
+          std::copy_n(from + i * run.x_step + place * step, together, out + to + i * run.out_step);
+        }
       }
     }
   });
@@ -211,17 +232,19 @@ BadIndex add_all(const GatherArgs& args) {
     for (std::int64_t at = 0; at < run.n; at += tile) {
       const std::int64_t n = std::min(tile, run.n - at);
       load_elements(args.out, args.dtype, run.out + at * run.out_step, run.out_step, dy, n);
+      const Index* const index = indices + run.index + at * run.index_step;
+      T* const to = sums + run.x + at * run.x_step;
+      if (!is_row && are_within(index, run.index_step, n, length)) {
+        for (std::int64_t i = 0; i < n; ++i)
+          to[i * run.x_step + std::int64_t{index[i * run.index_step]} * step] += dy[i];
+        continue;
+      }
       for (std::int64_t i = 0; i < (is_row ? 1 : n); ++i) {
-        const std::int64_t index = indices[run.index + (at + i) * run.index_step];
-        if (index < 0 || index >= length) {
+        const std::int64_t place = index[i * run.index_step];
+        if (place < 0 || place >= length) {
           bad.note(run.out + (at + i) * run.out_step);
-          continue;
-        }
-        T* const to = sums + run.x + (at + i) * run.x_step + index * step;
-        if (is_row) {
-          for (std::int64_t k = 0; k < n; ++k) to[k] += dy[k];
         } else {
-          *to += dy[i];
+          for (std::int64_t k = 0; k < (is_row ? n : 1); ++k) to[i * run.x_step + place * step + k] += dy[i + k];
         }
       }
     }
