@@ -81,6 +81,14 @@ void product(const Layer& l, const Tensor& to, const Tensor& from, const Tensor&
   matmul_into({l.name, from, view::transpose(weight), to, contiguous(bias), Tensor(), 1, accumulate});
 }
 
+// The states' weights (G H, H) as the transpose of a dense copy, which the CPU's products of all steps read in place.
+Tensor for_all_steps(const Layer& l, const Tensor& weight) {
+  if (l.steps == 1 || l.device.is_cuda()) return weight;
+  const Tensor turned = l.workspace({l.width, l.gates * l.width}, l.dtype);
+  copy_into(turned, view::transpose(weight));
+  return view::transpose(turned);
+}
+
 Tensor at_step(const Tensor& t, std::int64_t place) { return view::squeeze(view::slice(t, 0, place, place + 1), 0); }
 
 // Number of steps whose gates' products with x are computed at once: enough rows for a product.
@@ -172,9 +180,10 @@ Tensor Lstm::forward(const Tensor& operand, const Tensor& h, const Tensor& c, co
   const Tensor y = Tensor::empty({l.steps + 1, l.samples, l.width}, l.dtype, l.device);  // (T + 1, N, H)
   const Tensor cell = l.workspace({l.samples, l.width}, l.wide());                       // (N, H)
   copy_into(cell, state_or_zeros(l, c));
+  const Tensor weight = for_all_steps(l, w.hh);
   Tensor before = state_or_zeros(l, h);
   for_each_step(l, x, w, [&](const Tensor& gates, std::int64_t place) {
-    product(l, gates, before, w.hh, w.bias_hh, true);
+    product(l, gates, before, weight, w.bias_hh, true);
     before = at_step(y, place);
     launch(l.device, [&](const Addresses& at) {
       kernels::LstmStepArgs args{l.samples, l.width, l.dtype};
@@ -244,9 +253,10 @@ Tensor Gru::forward(const Tensor& operand, const Tensor& h, const Tensor& weight
   const Tensor x = contiguous(operand);                                              // (T, N, C)
   const Tensor y = Tensor::empty({l.steps, l.samples, l.width}, l.dtype, l.device);  // (T, N, H)
   const Tensor h_gates = l.workspace({l.samples, 3 * l.width}, l.dtype);
+  const Tensor weight = for_all_steps(l, w.hh);
   Tensor before = state_or_zeros(l, h);
   for_each_step(l, x, w, [&](const Tensor& gates, std::int64_t place) {
-    product(l, h_gates, before, w.hh, w.bias_hh);
+    product(l, h_gates, before, weight, w.bias_hh);
     const Tensor to = at_step(y, place);
     launch(l.device, [&](const Addresses& at) {
       kernels::GruStepArgs args{l.samples, l.width, l.dtype};
