@@ -12,7 +12,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/theory.h>
-#include <thimble/nn/step/profile.h>
+#include <thimble/nn/step/dry_scope.h>
 
 namespace thimble::bench {
 namespace {
@@ -163,8 +163,7 @@ std::int64_t state_bytes(const memory::CategoryBytes& bytes) {
 
 Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero) {
   const memory::Device on = dry(rows.options.device);
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
+  const nn::DryScope scope(on);
   models::Setup setup = setup_of(
       "gpt2", ranks, {.sequence = 16, .layers = giant.layers, .heads = giant.heads, .width = giant.width}, "adam");
   set_precision(setup, "O2");
@@ -179,11 +178,11 @@ Figures state_figures(const Rows& rows, const Giant& giant, int ranks, int zero)
   if (parts.parallel == nullptr) {
     nn::training_step(*parts.optimizer, loss, parts.options);
     for (std::size_t i = 0; i < memory::category_count; ++i)
-      bytes[i] = stack.ledger->max_allocated(static_cast<memory::Category>(i));
+      bytes[i] = scope.stack.ledger->max_allocated(static_cast<memory::Category>(i));
     all = parts.model->parameter_count();
     theory = bytes_each * all;
   } else {
-    WatchedRanks watched(*parts.parallel, [&] { bytes = stack.ledger->bytes_by_category(); });
+    WatchedRanks watched(*parts.parallel, [&] { bytes = scope.stack.ledger->bytes_by_category(); });
     parts.options.ranks = &watched;
     parts.options.parts = models::micro_batches(batch, 1);
     nn::training_step(*parts.optimizer, loss, parts.options);

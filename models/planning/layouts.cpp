@@ -16,10 +16,10 @@
 #include <thimble/dist/parts/parts.h>
 #include <thimble/dist/parts/sequence.h>
 #include <thimble/dist/pipeline/schedule.h>
-#include <thimble/memory/stack.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/trained_parts.h>
+#include <thimble/nn/step/dry_scope.h>
 
 namespace thimble::models {
 namespace {
@@ -375,8 +375,7 @@ void LayoutTimes::Known::record(const Setup& s, const PieceOf& piece_of) const {
     layout_times_detail::add_node(graph, n, times[n], s.layout.tp, seen,
                                   piece_of(std::string(path_name(graph.nodes[n].path)), true));
   }
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
+  const nn::DryScope scope(on);
   const TrainedParts parts(s, on);
   double trained = 0;
   for (const nn::Named& p : parts.model->trainable()) trained += static_cast<double>(p.tensor.elements());

@@ -14,7 +14,6 @@
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/parts/team.h>
-#include <thimble/memory/stack.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/images.h>
 #include <thimble/models/techniques/adapting.h>
@@ -28,6 +27,7 @@
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/fit/process_budget.h>
+#include <thimble/nn/step/dry_scope.h>
 
 namespace thimble::models {
 namespace {
@@ -387,8 +387,7 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
         static_cast<std::size_t>(team_size(setup)));  // ranks of a tensor-parallel group, not yet listed
     std::iota(members.begin(), members.end(), 0);
     while (!members.empty()) {  // all with equal shards of the vocabulary at once
-      const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-      const ResourceScope scope(stack.top);
+      const nn::DryScope scope(on);
       setup.layout.rank = begin + members.front();
       const TrainedParts parts(setup, on);
       const auto tokens = [&, all = parts.model->options().vocabulary](int member) {

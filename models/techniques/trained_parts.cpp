@@ -6,10 +6,9 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/stack.h>
 #include <thimble/nn/files/cut_tensors.h>
 #include <thimble/nn/parallel/shards.h>
-#include <thimble/nn/step/profile.h>
+#include <thimble/nn/step/dry_scope.h>
 
 namespace thimble::models {
 namespace {
@@ -80,10 +79,7 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
 /// Shape and dtype of each chunk's input for one sample, by dry twins of the pieces; empty for the first of the chain.
 std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memory::Device device) {
   const memory::Device on = dry(device);
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
-  RandomGenerator generator(setup.seed);
-  const GeneratorScope numbers(generator);
+  const nn::DryScope scope(on);
   const NoGrad off;
   Setup whole = setup;
   whole.layout.tp = whole.layout.cp = 1;
@@ -192,8 +188,7 @@ std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device) {
   const memory::Device on = dry(device);
   const int of_stage = setup.layout.ranks / setup.layout.pp;
   for (setup.layout.rank = of_stage; setup.layout.rank < setup.layout.ranks; setup.layout.rank += of_stage) {
-    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-    const ResourceScope scope(stack.top);
+    const nn::DryScope scope(on);
     const TrainedParts parts(setup, on);
     list.push_back(nn::stage_outline(*parts.model, *parts.parallel));
   }
@@ -204,12 +199,8 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device devic
   std::vector<nn::NamedTensor> list;
   if (own.options().stage.has_all) return list;
   const memory::Device on = dry(device);
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
-  RandomGenerator generator(setup.seed);
-  const GeneratorScope numbers(generator);
-  setup.layout.ranks = setup.layout.tp = setup.layout.cp = setup.layout.pp = setup.layout.chunks = 1;
-  setup.layout.rank = setup.layout.zero = 0;
+  const nn::DryScope scope(on);
+  setup.layout = {};
   const std::unique_ptr<Model> model = make_model(setup, on);
   std::set<std::string> here;
   const nn::CutParameters cuts(own);
@@ -217,27 +208,19 @@ std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device devic
   for (const nn::NamedTensor& b : own.buffers()) here.insert(b.name);
   for (const auto& tensors : {model->parameters(), model->buffers()}) {
     for (const nn::NamedTensor& t : tensors) {
-      if (here.count(t.name) > 0) continue;
-      list.push_back({"model." + t.name, nn::outline(t.tensor.shape(), t.tensor.dtype())});
+      if (here.count(t.name) == 0) list.push_back({"model." + t.name, nn::outline(t.tensor.shape(), t.tensor.dtype())});
     }
   }
   return list;
 }
 
-nn::WholeState whole_state(const Setup& setup, memory::Device device) {
+nn::WholeState whole_state(Setup setup, memory::Device device) {
   const memory::Device on = dry(device);
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
-  Setup alone = setup;
-  alone.layout.ranks = 1;
-  alone.layout.tp = alone.layout.cp = 1;
-  alone.layout.rank = alone.layout.zero = 0;
-  alone.layout.pp = alone.layout.chunks = 1;
-  alone.offload.optimizer = false;
-  RandomGenerator generator(setup.seed);
-  const GeneratorScope numbers(generator);
-  const std::unique_ptr<Model> model = make_model(alone, on);
-  return nn::whole_state(*make_optimizer(alone, *model));
+  const nn::DryScope scope(on);
+  setup.layout = {};
+  setup.offload.optimizer = false;
+  const std::unique_ptr<Model> model = make_model(setup, on);
+  return nn::whole_state(*make_optimizer(setup, *model));
 }
 
 }  // namespace thimble::models

@@ -62,6 +62,6 @@ std::vector<nn::StageOutline> later_stages(Setup setup, memory::Device device);
 /// The model's tensors in a checkpoint that `own`, a stage, does not have; empty if it has all stages.
 std::vector<nn::NamedTensor> tensors_of_others(Setup setup, memory::Device device, const Model& own);
 /// The optimizer state of the setup without any sharding, as one rank has it, by a dry twin.
-nn::WholeState whole_state(const Setup& setup, memory::Device device);
+nn::WholeState whole_state(Setup setup, memory::Device device);
 
 }  // namespace thimble::models

@@ -21,6 +21,7 @@
 #include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/lora/adapter_files.h>
+#include <thimble/nn/step/dry_scope.h>
 #include <thimble/nn/trainer/checkpoint_keeper.h>
 
 namespace thimble::models {
@@ -146,8 +147,7 @@ void follow_files(TrainOptions& options) {
 /// counted them.
 void open_data(TrainOptions& options, PreparedTraining& prepared) {
   const memory::Device on = dry(options.device);
-  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
-  const ResourceScope scope(stack.top);
+  const nn::DryScope scope(on);
   prepared.is_text = make_model(options.setup.model, {}, {on})->is_text();
   check_parts(options, prepared.is_text);
   follow_files(options);

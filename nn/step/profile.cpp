@@ -12,6 +12,7 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/nn/step/dry_scope.h>
 
 namespace thimble::nn {
 
@@ -66,8 +67,7 @@ void finish_run(TrainingRun& run, const memory::Stack& stack) {
 
 TapeGraph record_step(memory::Device device, const MakeRun& make,
                       const std::function<void(TrainingRun&, const TapeGraph&)>& look) {
-  const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
-  const ResourceScope scope(stack.top);
+  const DryScope scope(device);
   const std::unique_ptr<TrainingRun> run = make(dry(device));
   TapeGraph graph;
   run->options().recording.graph = &graph;

@@ -18,6 +18,7 @@
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/fit/levers.h>
+#include <thimble/nn/step/dry_scope.h>
 #include <thimble/nn/step/gradient_sink.h>
 #include <thimble/nn/trainer/checkpoint_keeper.h>
 #include <thimble/nn/trainer/trainer_core.h>
@@ -228,8 +229,7 @@ void TrainerCore::check() const {
 /// Requires that every optimizer has parameters, and that no two share one, which every step would update twice.
 void TrainerCore::check_parts() {
   const memory::Device on = dry(options_.device);
-  const memory::Stack stack = memory::make_resource(on, profile_options(on));
-  const ResourceScope scope(stack.top);
+  const DryScope scope(on);
   if (options_.ranks.ranks != nullptr && options_.ranks.ranks->size() > 1) {
     TrainerOptions of_whole = options_;
     of_whole.ranks.tensor_parallel = 1, of_whole.ranks.sharded.clear();
@@ -362,10 +362,9 @@ void TrainerCore::refuse_budget(std::size_t least_bytes) {
   const std::size_t budget = plans_->budget_bytes();
   const memory::Device on = dry(options_.device);
   if (program_->evaluates()) {
-    const memory::Stack stack = memory::make_resource(on, profile_options(on));
-    const ResourceScope scope(stack.top);
+    const DryScope scope(on);
     TrainerRun(*program_, options_, on, RunRequest{.whole = whole_.get()}).evaluate();
-    const std::size_t evaluation = stack.arena->statistics().peak_committed_bytes;
+    const std::size_t evaluation = scope.stack.arena->statistics().peak_committed_bytes;
     if (evaluation > budget) {
       throw BudgetError("trainer: the evaluation needs " + memory::exact_bytes(evaluation) + ", the budget is " +
                             memory::exact_bytes(budget) + "; evaluate fewer samples at a time, or give it " +
@@ -429,8 +428,7 @@ std::vector<Lever> TrainerCore::levers(const ShapePlan& shape, std::size_t part)
   } bytes;
   {
     const memory::Device on = dry(options_.device);
-    const memory::Stack stack = memory::make_resource(on, profile_options(on));
-    const ResourceScope scope(stack.top);
+    const DryScope scope(on);
     TrainerRun run(*program_, options_, on, RunRequest{.whole = whole_.get()});
     for (const optim::Named& p : run.parameters(part)) bytes.gradients += static_cast<double>(p.tensor.bytes());
     for (const Module* const module : run.program().modules()) {
