@@ -14,18 +14,13 @@ std::int64_t block_count(std::int64_t elements) { return (elements + kernels::st
 
 }  // namespace
 
-void check_format(const char* optimizer, const MomentFormat& format, const std::vector<Named>& parameters) {
+void check_format(const char* optimizer, const MomentFormat& format) {
   const std::string begin = std::string(optimizer) + ": ";
   if (format.dtype != DType::f32 && format.dtype != DType::bf16 && format.dtype != DType::u8) {
     throw ValueError(begin + "moments in " + std::string(to_string(format.dtype)) + "; expected f32, bf16 or u8");
   }
   if (format.smallest < 0) {
     throw ValueError(begin + "tensors of fewer than " + std::to_string(format.smallest) + " elements; expected >= 0");
-  }
-  for (const std::string& name : format.full) {
-    const auto has = [&](const Named& p) { return is_named(p.name, name); };
-    if (std::any_of(parameters.begin(), parameters.end(), has)) continue;
-    throw ValueError(begin + "no parameter is named '" + name + "' or begins with '" + name + ".'");
   }
 }
 

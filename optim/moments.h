@@ -29,8 +29,8 @@ struct Moment {
   Tensor scales;  ///< of u8: f32, one per 256 values; else undefined
 };
 
-/// Throws ValueError for a dtype that is not f32, bf16 or u8, a negative size, or an unknown parameter name.
-void check_format(const char* optimizer, const MomentFormat& format, const std::vector<Named>& parameters);
+/// Throws ValueError for a dtype that is not f32, bf16 or u8, or a negative size.
+void check_format(const char* optimizer, const MomentFormat& format);
 
 /// Whether a parameter's moments are in its compute type.
 bool is_kept_full(const Named& parameter, const MomentFormat& format);

@@ -31,7 +31,8 @@ StateTierScope::~StateTierScope() { state_tier = outer_; }
 
 Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<memory::Tier> tier,
                      NarrowUpdate narrow, MomentFormat moments)
-    : parameters_(replacement == nullptr ? std::move(parameters) : replacement->replace_(std::move(parameters))),
+    : is_replaced_(replacement != nullptr),
+      parameters_(is_replaced_ ? replacement->replace_(std::move(parameters)) : std::move(parameters)),
       narrow_(narrow),
       moments_(std::move(moments)),
       states_(parameters_.size()),
@@ -143,7 +144,8 @@ void Optimizer::set_groups(const std::vector<ParameterGroup>& groups) {
       own[i] = {group.rate_factor, group.weight_decay, true};
       is_empty = false;
     }
-    if (is_empty) refuse(g, "expected a group with parameters, got one that has none of " + std::to_string(own.size()));
+    if (is_empty && !is_replaced_)
+      refuse(g, "expected a group with parameters, got one that has none of " + std::to_string(own.size()));
   }
   own_ = std::move(own);
 }
@@ -228,6 +230,15 @@ void Optimizer::require(bool is_in_range, const char* option, double value) cons
                    std::to_string(value));
 }
 
+void Optimizer::require_named(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    const auto has = [&](const Named& p) { return is_named(p.name, name); };
+    if (is_replaced_ || std::any_of(parameters_.begin(), parameters_.end(), has)) continue;
+    throw ValueError(std::string(this->name()) + ": no parameter is named " + quote(name) + " or begins with " +
+                     quote(name + "."));
+  }
+}
+
 void Optimizer::refuse_f64() const {
   for (const Named& p : parameters_) {
     if (p.tensor.dtype() != DType::f64) continue;
@@ -237,7 +248,8 @@ void Optimizer::refuse_f64() const {
 }
 
 void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
-  check_format(name(), moments_, parameters_);
+  check_format(name(), moments_);
+  require_named(moments_.full);
   const ParameterUse use;  // a master copy reads its parameter
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     add(i);

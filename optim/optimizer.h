@@ -54,9 +54,9 @@ struct Setting {
 
 /// Parameters that are updated at another rate, or with another decay, than the optimizer's others.
 struct ParameterGroup {
-  std::function<bool(const Named& parameter)> has;
-  double rate_factor = 1;                   ///< multiplies Optimizer::rate()
-  std::optional<double> weight_decay = {};  ///< defaults to the optimizer's
+  std::function<bool(const Named& parameter)> has;  ///< of a rank's shard, too (Named::is_part)
+  double rate_factor = 1;                           ///< multiplies Optimizer::rate()
+  std::optional<double> weight_decay = {};          ///< defaults to the optimizer's
 };
 
 /// While it lives, optimizers made on this thread update replace(parameters) instead of their parameters: on one of
@@ -184,6 +184,9 @@ class Optimizer {
   /// For constructors: throws ValueError unless `is_in_range` and finite. `option` has the name and the range:
   /// "beta1 in [0, 1)".
   void require(bool is_in_range, const char* option, double value) const;
+  /// For constructors: throws ValueError for a name of no parameter (is_named). Names of a ParameterReplacement's shards
+  /// may be on other ranks.
+  void require_named(const std::vector<std::string>& names) const;
   /// For constructors of rules that compute in f32: throws DTypeError for a parameter in f64.
   void refuse_f64() const;
   /// For constructors: checks the moments' format, then calls add(index) for each parameter, which adds its state; then
@@ -230,6 +233,7 @@ class Optimizer {
   void fetch(std::size_t index);
   void complete_writes();
 
+  bool is_replaced_;
   std::vector<Named> parameters_;
   LeafSet leaves_;
   NarrowUpdate narrow_;

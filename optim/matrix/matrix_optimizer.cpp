@@ -30,12 +30,7 @@ void MatrixOptimizer::make_all_state() {
   require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 in [0, 1)", options_.beta2);
   require(options_.epsilon >= 0, "epsilon >= 0", options_.epsilon);
   require(options_.weight_decay >= 0, "weight decay >= 0", options_.weight_decay);
-  for (const std::string& name : options_.elementwise) {
-    const auto has = [&](const Named& p) { return is_named(p.name, name); };
-    if (std::any_of(parameters().begin(), parameters().end(), has)) continue;
-    throw ValueError(std::string(this->name()) + ": no parameter is named '" + name + "' or begins with '" + name +
-                     ".'");
-  }
+  require_named(options_.elementwise);
   refuse_f64();
   for (const Named& p : parameters()) {
     const bool is_left_out = std::any_of(options_.elementwise.begin(), options_.elementwise.end(),

@@ -9,7 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/dist/threads.h>
 #include <thimble/nn/precision/precision.h>
-#include <thimble/optim/adafactor.h>
+#include <thimble/optim/matrix/muon.h>
 
 #include "nn/own_program.h"
 #include "support/catch.h"
@@ -34,11 +34,19 @@ Program ranks_program(bool is_elementwise = true) {
   sizes.samples = [](std::int64_t step) { return step % 2 == 0 ? trainer_ranks_samples : trainer_ranks_samples + 5; };
   Program own = program(sizes);
   own.micro_batch = cut_batch;
-  if (!is_elementwise) {
-    own.optimizer = [](Net& net) {
-      return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{.rate = 1e-3});
-    };
-  }
+  own.optimizer = [is_elementwise](Net& net) -> std::unique_ptr<optim::Optimizer> {
+    std::unique_ptr<optim::Optimizer> made;  // with names that some ranks have no shard of
+    if (is_elementwise) {
+      const optim::MomentFormat moments{.dtype = DType::bf16, .smallest = 16, .full = {"head", "block1.up"}};
+      made = std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 1e-3, .moments = moments});
+    } else {
+      const optim::MatrixOptions matrix{.rate = 1e-3, .elementwise = {"head", "block0.up.weight"}};
+      made = std::make_unique<optim::Muon>(net.trainable(), optim::MuonOptions{.matrix = matrix});
+    }
+    const auto is_last = [](const optim::Named& p) { return p.name == "block2.down.bias"; };
+    made->set_groups({{.has = is_last, .rate_factor = 0.5, .weight_decay = 0.3}});
+    return made;
+  };
   return own;
 }
 
@@ -495,6 +503,12 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
         }) ==
         "trainer: batch: expected the batch of step 0 to be the same on all ranks, which share out its micro-batches, "
         "got other tensors on rank 1 than on rank 0");
+  CHECK(fails([](Program& own, auto&, int) {
+          own.optimizer = [](Net& net) {
+            return std::make_unique<optim::Muon>(net.trainable(),
+                                                 optim::MuonOptions{.matrix = {.elementwise = {"tail"}}});
+          };
+        }) == "muon: no parameter is named 'tail' or begins with 'tail.'");
   Program whole = ranks_program();
   whole.micro_batch = nullptr;
   CHECK(refused(whole, [](auto&, int) {}).find("no micro_batch to cut its batches") != std::string::npos);
