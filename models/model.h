@@ -88,6 +88,8 @@ class Model : public nn::Module {
   /// The prefix of hidden layers' names; the rest are embeddings and the head. If empty, every matrix but the last
   /// belongs to a hidden layer.
   virtual std::string_view hidden_layers() const noexcept { return {}; }
+  /// Whether it has the end of the chain, and with it the head.
+  virtual bool has_head() const noexcept { return options_.stage.is_last(); }
   /// Whether it is a chain of blocks, which ModelOptions::stage cuts into stages. The first stage also has the layers
   /// before the blocks, and the last the layers after them. forward() and loss() of a stage read the previous stage's
   /// output in place of a batch's input, and return the next stage's input; in the last stage scores and the loss.

@@ -28,6 +28,7 @@ class Pieces final : public Model {
   bool is_text() const noexcept override;
   bool is_masked() const noexcept override;
   std::string_view hidden_layers() const noexcept override;
+  bool has_head() const noexcept override { return pieces_.back()->has_head(); }
   bool has_stages() const noexcept override { return true; }
   SharedByStages shared_by_stages() override;
   bool is_tied() const noexcept override;

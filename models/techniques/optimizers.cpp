@@ -6,6 +6,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/techniques/technique.h>
+#include <thimble/nn/step/dry_scope.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/matrix/muon.h>
@@ -28,7 +29,7 @@ bool is_of_matrices(const std::string& optimizer) {
 std::vector<std::string> outer_matrices(const Model& model, const std::vector<optim::Named>& parameters) {
   std::string last;  // the head, if hidden layers have no prefix
   for (const nn::NamedTensor& p : model.parameters()) {
-    if (p.tensor.rank() >= 2) last = p.name;
+    if (p.tensor.rank() >= 2 && model.has_head()) last = p.name;
   }
   const std::string_view hidden = model.hidden_layers();
   std::vector<std::string> list;
@@ -36,6 +37,21 @@ std::vector<std::string> outer_matrices(const Model& model, const std::vector<op
     const bool is_hidden = hidden.empty() ? p.name != last : p.name.starts_with(hidden);
     if (p.tensor.rank() >= 2 && !is_hidden) list.push_back(p.name);
   }
+  return list;
+}
+
+// The names of full_state, without those of other ranks.
+std::vector<std::string> full_state_here(Setup setup, const std::vector<optim::Named>& parameters) {
+  std::vector<std::string> list = setup.optimizer.full_state;
+  if (list.empty() || setup.layout.ranks == 1) return list;
+  const nn::DryScope scope(cpu);
+  setup.layout = {};
+  const auto has = [](const auto& tensors, const std::string& name) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& p) { return p.name == name || p.name.starts_with(name + "."); });
+  };
+  const std::vector<nn::NamedTensor> all = make_model(setup, dry(cpu))->parameters();
+  std::erase_if(list, [&](const auto& name) { return !has(parameters, name) && has(all, name); });
   return list;
 }
 
@@ -124,7 +140,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   }
   const OptimizerNumbers numbers = optimizer_numbers(setup);
   const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()),
-                                    .full = setup.optimizer.full_state};
+                                    .full = full_state_here(setup, parameters)};
   const bool has_beta2 = setup.optimizer.beta2 >= 0;
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
   if (!setup.precision.policy.empty()) narrow = nn::precision(setup.precision.policy).update;

@@ -65,14 +65,22 @@ void check_chunks(const Setup& setup, bool) {
   }
 }
 
-void check_zero(const Setup& setup, bool) {
-  if (setup.layout.zero >= 0 && setup.layout.zero <= 3) return;
-  throw ValueError("`zero`: stage " + std::to_string(setup.layout.zero) + "; expected 0 to 3");
+/// Stage 3 shards parameters, and some optimizers need whole ones.
+int last_stage_of_zero(const Setup& setup, bool is_text) {
+  return is_elementwise(optimizer_name(setup, is_text)) ? 3 : 2;
 }
 
-/// Stage 3 shards tensors, and some optimizers need whole ones.
+void check_zero(const Setup& setup, bool is_text) {
+  const int stage = setup.layout.zero, last = last_stage_of_zero(setup, is_text);
+  if (stage >= 0 && stage <= last) return;
+  throw ValueError(
+      "`zero`: stage " + std::to_string(stage) +
+      (stage == 3 ? " shards parameters, and " + optimizer_name(setup, is_text) + " needs whole ones" : "") +
+      "; expected 0 to " + std::to_string(last));
+}
+
 std::vector<Variant> stages_of_zero(const LeverFacts& facts) {
-  const int last = is_elementwise(optimizer_name(facts.setup, facts.model.is_text())) ? 3 : 2;
+  const int last = last_stage_of_zero(facts.setup, facts.model.is_text());
   std::vector<Variant> list;
   for (int stage = facts.setup.layout.zero + 1; stage <= last && facts.setup.layout.ranks > 1; ++stage) {
     list.push_back({std::to_string(stage)});

@@ -56,6 +56,7 @@ inline models::Setup setup_of(const PipelineRow& row) {
   if (row.model == "bert-base") sizes.vocabulary = 96;
   setup.batch = row.micro_batches * row.dp * 2;
   setup.optimizer.name = row.optimizer;
+  if (row.optimizer == "adamw8") setup.optimizer.full_state = {"h.0"};  // of the first stage
   setup.layout.ranks = row.pp * row.tp * row.dp;
   setup.layout.pp = row.pp;
   setup.layout.tp = row.tp;

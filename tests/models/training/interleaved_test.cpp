@@ -82,9 +82,9 @@ TEST_CASE("interleaved: several ranks have the bits of one with the whole model"
       in_chunks({"bert-base", 4}, 2, 8),
       trained_by(in_chunks({"bert-base", 2, 1, 2, 3}), "bf16"),
       in_chunks({"vit-b16", 2, 2}),
-      in_chunks({"mlp", 2}),
+      trained_by(in_chunks({"mlp", 2}), "", "muon"),
       in_chunks({"resnet18", 2}),
-      in_chunks({"resnet18", 2}, 4),
+      trained_by(in_chunks({"resnet18", 2}, 4), "", "galore"),
       trained_by(in_chunks({"resnet18", 4, 1, 2, 1}), "bf16"),
   }));
   INFO(row.text());

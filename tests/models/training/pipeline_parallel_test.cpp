@@ -66,8 +66,8 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
       {"bert-base", 2, 1, 2, 3, 4, "1f1b", "bf16"},
       {"vit-b16", 2, 2},
       {"vit-b16", 4, 1, 2, 2, 4, "1f1b", "O1"},
-      {"mlp", 4},
-      {"resnet18", 2},
+      {"mlp", 4, 1, 1, 0, 4, "1f1b", "", "muon"},
+      {"resnet18", 2, 1, 1, 0, 4, "1f1b", "", "apollo-mini"},
       {"resnet18", 4, 1, 2, 1},
       {"resnet18", 8, 1, 1, 0, 4, "1f1b", "O1"},
       {"resnet18", 3, 1, 2, 3, 3, "gpipe", "bf16"},
@@ -77,6 +77,17 @@ TEST_CASE("pipeline: several ranks have the bits of one with the whole model", "
   const testing::StepsResult one = testing::run_steps(alone(setup), nullptr);
   CHECK(one.losses.front() != one.losses.back());
   testing::check_ranks_have(setup, one);
+}
+
+TEST_CASE("pipeline: a name of `full_state` that no stage has is refused on all", "[pipeline_parallel]") {
+  models::Setup setup = setup_of({"char-gpt", 2, 1, 1, 0, 4, "1f1b", "", "adamw8"});
+  for (setup.layout.rank = 0; setup.layout.rank < 2; ++setup.layout.rank) {
+    setup.optimizer.full_state = {"h.0", "ln_f"};
+    CHECK(models::TrainedParts(setup, dry(cpu)).optimizer->kept_full().size() > 0);
+    setup.optimizer.full_state = {"h.0", "h.9"};
+    CHECK_THROWS_WITH(models::TrainedParts(setup, dry(cpu)),
+                      "adamw8: no parameter is named 'h.9' or begins with 'h.9.'");
+  }
 }
 
 TEST_CASE("pipeline: each rank commits what was predicted, with a budget too", "[pipeline_parallel]") {
