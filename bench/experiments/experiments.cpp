@@ -188,22 +188,16 @@ std::string equal_theory(const report::Experiment& experiment) {
 models::Setup setup_of(const std::string& model, std::int64_t batch, const models::ModelOptions& sizes,
                        const std::string& optimizer) {
   models::Setup setup;
-  setup.model = model;
-  setup.batch = batch;
-  setup.sizes = sizes;
-  setup.optimizer.name = optimizer;
+  setup.model = model, setup.batch = batch, setup.sizes = sizes, setup.optimizer.name = optimizer;
   return setup;
 }
 
 models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
                                         std::int64_t quick_steps, std::int64_t steps) {
   models::TrainOptions train;
-  train.setup.model = model;
-  train.data = "synthetic";
-  train.device = options.device;
+  train.setup.model = model, train.data = "synthetic", train.device = options.device;
   train.steps = options.is_quick ? quick_steps : steps;
-  train.schedule = "cosine";
-  train.warmup = train.steps / 10;
+  train.schedule = "cosine", train.warmup = train.steps / 10;
   return train;
 }
 

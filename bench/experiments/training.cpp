@@ -147,12 +147,10 @@ void add_generation(Rows& rows, const Small& small) {
   for (const DType cache : {DType::f32, DType::bf16}) {
     rows.add({{"model", small.model}, {"how", "generation, cache in " + std::string(to_string(cache))}}, [&] {
       models::GenerateOptions generate;
-      generate.shape.setup.model = small.model;
+      generate.shape.setup.model = small.model, generate.shape.cache = cache;
       generate.shape.context = 64, generate.shape.tokens = 16;
-      generate.shape.cache = cache;
       generate.device = rows.options.device;
-      generate.weights = train.save_weights;
-      generate.prompt = "The ";
+      generate.weights = train.save_weights, generate.prompt = "The ";
       const models::GenerateReport written = models::generate(models::prepare_generation(generate));
       return Figures{.predicted = written.predicted_peak_bytes,
                      .measured = written.measured_peak_bytes,

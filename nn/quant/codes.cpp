@@ -25,12 +25,9 @@ constexpr double most_bias = 8388608;          // 2^23, in units of input scale 
 
 ConvShape kernel_of(const Shape& shape, const StepWindow& window) {
   ConvShape s;
-  s.filters = shape[0];
-  s.channels = shape[shape.rank() - 1];
-  s.kernel_h = window.kernel[0];
-  s.kernel_w = window.kernel[1];
-  s.dilation_h = window.dilation[0];
-  s.dilation_w = window.dilation[1];
+  s.filters = shape[0], s.channels = shape[shape.rank() - 1];
+  s.kernel_h = window.kernel[0], s.kernel_w = window.kernel[1];
+  s.dilation_h = window.dilation[0], s.dilation_w = window.dilation[1];
   return s;
 }
 
@@ -264,20 +261,11 @@ void check_numbers(const char* operation, const Tensor& x) {
 }
 
 ConvShape conv_shape(const Shape& x, const Shape& weight, const StepWindow& w) {
-  ConvShape s;
-  s.images = x[0];
-  s.height = x.rank() == 4 ? x[1] : 1;
-  s.width = x.rank() == 4 ? x[2] : 1;
-  s.channels = x[x.rank() - 1];
-  s.filters = weight[0];
-  s.kernel_h = w.kernel[0];
-  s.kernel_w = w.kernel[1];
-  s.stride_h = w.stride[0];
-  s.stride_w = w.stride[1];
-  s.pad_top = s.pad_bottom = w.padding[0];
-  s.pad_left = s.pad_right = w.padding[1];
-  s.dilation_h = w.dilation[0];
-  s.dilation_w = w.dilation[1];
+  ConvShape s = kernel_of(weight, w);
+  s.images = x[0], s.channels = x[x.rank() - 1];
+  s.height = x.rank() == 4 ? x[1] : 1, s.width = x.rank() == 4 ? x[2] : 1;
+  s.stride_h = w.stride[0], s.stride_w = w.stride[1];
+  s.pad_top = s.pad_bottom = w.padding[0], s.pad_left = s.pad_right = w.padding[1];
   return s;
 }
 
