@@ -49,7 +49,9 @@ Tensor concat(std::initializer_list<Tensor> parts, int axis) {
 
 Tensor stack(std::span<const Tensor> parts, int axis) {
   std::vector<Tensor> rows;
-  for (const Tensor& part : parts) rows.push_back(part.defined() ? unsqueeze(part, axis) : part);
+  for (const Tensor& part : parts) {
+    rows.push_back(part.defined() ? unsqueeze(part, normalize_axis("stack", axis, part.rank() + 1)) : part);
+  }
   return concat(rows, axis);
 }
 
