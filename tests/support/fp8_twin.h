@@ -8,8 +8,14 @@
 #include <limits>
 #include <vector>
 
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/tape.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/quant/fp8.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+
+#include "support/catch.h"
 
 namespace thimble::fp8_test {
 
@@ -108,6 +114,40 @@ inline Product product(const Matrix& a, bool turns_a, const Matrix& b, bool turn
     }
   }
   return p;
+}
+
+/// Checks what fp8_linear keeps for backward; returns the bytes of both.
+inline std::vector<std::size_t> check_kept(const Fp8Format& format, kernels::Activation activation,
+                                           memory::Device device) {
+  const memory::Stack stack = memory::make_resource(device);
+  const ResourceScope scope(stack.top);
+  const auto leaf = [&](const Shape& shape, memory::Category category) {
+    Tensor t = zeros(shape, DType::bf16, device, category);
+    t.require_grad();
+    return t;
+  };
+  const Tensor x = leaf({6, 10, 64}, memory::Category::input), w = leaf({32, 64}, memory::Category::parameter);
+  const Fp8State state = make_fp8_state(4, device);
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = fp8_linear(x, w, {}, format, state, true, activation);
+  }
+  const std::size_t codes = 60 * 64, scale = format.scaling == Fp8Scaling::block ? 60 : 4;
+  const std::size_t scales = format.scaling == Fp8Scaling::delayed ? 12 : 0;
+  const std::size_t input = activation == kernels::Activation::none ? 0 : 60 * 32 * 2;
+  CHECK(tape.kept_bytes() == codes + scale + scales + input);
+  if (!device.is_cuda()) CHECK(stack.ledger->bytes(memory::Category::activation) == tape.kept_bytes());
+  tape.backward(y, full(y.shape(), 1, DType::bf16, device));
+  CHECK((device.is_cuda() || stack.ledger->bytes(memory::Category::activation) == 0));
+  std::vector<std::size_t> figures{stack.arena->statistics().peak_height_bytes};
+  for (const memory::Category category :
+       {memory::Category::workspace, memory::Category::temporary, memory::Category::gradient}) {
+    figures.push_back(stack.ledger->bytes(category));
+    figures.push_back(stack.ledger->max_allocated(category));
+  }
+  return figures;
 }
 
 }  // namespace thimble::fp8_test
