@@ -17,15 +17,9 @@ inline ConvShape shape(std::int64_t images, std::int64_t size, std::int64_t chan
                        std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t dilation = 1,
                        std::int64_t groups = 1) {
   ConvShape s;
-  s.images = images;
-  s.height = size;
-  s.width = size;
-  s.channels = channels;
-  s.filters = filters;
-  s.kernel_h = s.kernel_w = kernel;
-  s.stride_h = s.stride_w = stride;
-  s.pad_top = s.pad_bottom = s.pad_left = s.pad_right = pad;
-  s.dilation_h = s.dilation_w = dilation;
+  s.images = images, s.height = size, s.width = size, s.channels = channels, s.filters = filters;
+  s.kernel_h = s.kernel_w = kernel, s.stride_h = s.stride_w = stride;
+  s.pad_top = s.pad_bottom = s.pad_left = s.pad_right = pad, s.dilation_h = s.dilation_w = dilation;
   s.groups = groups;
   return s;
 }
@@ -39,23 +33,15 @@ inline ConvShape wide(ConvShape s, std::int64_t width) {
 /// All sizes differ in height and width.
 inline ConvShape uneven(std::int64_t groups) {
   ConvShape s = shape(2, 11, 3 * groups, 5 * groups, 3, 2, 0, 1, groups);
-  s.width = 8;
-  s.kernel_w = 2;
-  s.stride_w = 3;
-  s.pad_top = 2;
-  s.pad_bottom = 1;
-  s.pad_right = 3;
-  s.dilation_h = 2;
-  s.dilation_w = 4;
+  s.width = 8, s.kernel_w = 2, s.stride_w = 3, s.pad_top = 2, s.pad_bottom = 1, s.pad_right = 3;
+  s.dilation_h = 2, s.dilation_w = 4;
   return s;
 }
 
 /// Different padding on every side.
 inline ConvShape off_center() {
   ConvShape s = shape(2, 9, 32, 32, 3, 1, 0);
-  s.pad_top = 4;
-  s.pad_left = 1;
-  s.pad_right = 2;
+  s.pad_top = 4, s.pad_left = 1, s.pad_right = 2;
   return s;
 }
 

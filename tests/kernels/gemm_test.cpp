@@ -176,15 +176,11 @@ TEST_CASE("gemm: integers wrap around and bool is any", "[gemm]") {
     const std::int64_t a[] = {big, 3, -7}, b[] = {4, 5, 11};
     std::int64_t c = 0;
     GemmArgs g = plain(1, 1, 3, DType::i64);
-    g.a = a;
-    g.b = b;
-    g.c = &c;
+    g.a = a, g.b = b, g.c = &c;
     compute(g);
     CHECK(c == 3 * 5 - 7 * 11);
     std::int8_t narrow = 0;
-    g.c = &narrow;
-    g.c_dtype = DType::i8;
-    g.alpha = 5;
+    g.c = &narrow, g.c_dtype = DType::i8, g.alpha = 5;
     compute(g);
     CHECK(narrow == static_cast<std::int8_t>(-62 * 5));
     bool any = false;
@@ -231,10 +227,7 @@ TEST_CASE("gemm: a fused activation has the bits of the operator", "[gemm]") {
     const Data a(DType::f32, 30 * 40, 1), b(DType::f32, 40 * 90, 2);
     std::vector<float> c(30 * 90), before(30 * 90);
     GemmArgs g = plain(30, 90, 40);
-    g.a = a.bytes.data();
-    g.b = b.bytes.data();
-    g.c = c.data();
-    g.pre_activation = before.data();
+    g.a = a.bytes.data(), g.b = b.bytes.data(), g.c = c.data(), g.pre_activation = before.data();
     const auto count_wrong = [&](Activation activation, auto op) {
       g.activation = activation;
       compute(g);
@@ -301,10 +294,7 @@ TEST_CASE("gemm: infinities and NaN stay where they belong", "[gemm]") {
     a[3 * 5 + 2] = infinity;
     b[2 * 49 + 48] = std::numeric_limits<float>::quiet_NaN();
     GemmArgs g = plain(9, 49, 5);
-    g.a = a.data();
-    g.b = b.data();
-    g.c = c.data();
-    g.activation = Activation::relu;
+    g.a = a.data(), g.b = b.data(), g.c = c.data(), g.activation = Activation::relu;
     compute(g);
     int wrong = 0;
     for (std::size_t i = 0; i < 9; ++i) {

@@ -27,9 +27,7 @@ struct Convolution {
   Convolution(const ConvShape& shape, unsigned seed, bool has_residual, DType y_dtype) {
     std::mt19937 random(seed);
     const auto elements = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-    args.shape = shape;
-    args.y_dtype = y_dtype;
-    args.x_zero = static_cast<int>(random() % 256);
+    args.shape = shape, args.y_dtype = y_dtype, args.x_zero = static_cast<int>(random() % 256);
     x.resize(elements(shape.images * shape.height * shape.width * shape.channels));
     weight.resize(elements(shape.filters * shape.kernel_h * shape.kernel_w * shape.channels));
     outputs = elements(shape.images * shape.out_height() * shape.out_width() * shape.filters);
@@ -53,11 +51,8 @@ struct Convolution {
   QuantConvArgs bound(std::vector<std::byte>& y) {
     QuantConvArgs all = args;
     y.assign(outputs * size_of(args.y_dtype), std::byte{0xAB});
-    all.x = x.data();
-    all.bias = bias.data();
-    all.scale = scale.data();
-    all.residual = residual.empty() ? nullptr : residual.data();
-    all.y = y.data();
+    all.x = x.data(), all.bias = bias.data(), all.scale = scale.data();
+    all.residual = residual.empty() ? nullptr : residual.data(), all.y = y.data();
     return all;
   }
   std::vector<std::byte> reference() {
@@ -85,17 +80,9 @@ struct Convolution {
 ConvShape shape_of(std::int64_t images, std::int64_t size, std::int64_t channels, std::int64_t filters,
                    std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t dilation = 1) {
   ConvShape s;
-  s.images = images;
-  s.height = size;
-  s.width = size + 1;
-  s.channels = channels;
-  s.filters = filters;
-  s.kernel_h = kernel;
-  s.kernel_w = kernel;
-  s.stride_h = stride;
-  s.stride_w = stride;
-  s.pad_top = s.pad_bottom = s.pad_left = s.pad_right = pad;
-  s.dilation_h = s.dilation_w = dilation;
+  s.images = images, s.height = size, s.width = size + 1, s.channels = channels, s.filters = filters;
+  s.kernel_h = kernel, s.kernel_w = kernel, s.stride_h = stride, s.stride_w = stride;
+  s.pad_top = s.pad_bottom = s.pad_left = s.pad_right = pad, s.dilation_h = s.dilation_w = dilation;
   return s;
 }
 
@@ -165,11 +152,7 @@ TEST_CASE("quant_conv: halves are rounded to even, and codes stay within their e
   std::vector<float> scale(16);
   scale[0] = 0.5F;
   QuantConvArgs args;
-  args.shape = s;
-  args.x = x;
-  args.bias = bias.data();
-  args.scale = scale.data();
-  args.high = 90;
+  args.shape = s, args.x = x, args.bias = bias.data(), args.scale = scale.data(), args.high = 90;
   kernel_test::Workspace packed(quant_packed_bytes(s));
   pack_quant_weight(s, weight, packed.get());
   args.packed = packed.get();

@@ -78,10 +78,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
   CHECK(nn::placement_options(cpu, 3).last_stage == memory::PlacementStage::greedy);
   for (const Case& c : cases()) {
     models::Setup setup;
-    setup.model = c.model;
-    setup.sizes = c.sizes;
-    setup.batch = c.batch;
-    setup.optimizer.name = c.optimizer;
+    setup.model = c.model, setup.sizes = c.sizes, setup.batch = c.batch, setup.optimizer.name = c.optimizer;
     INFO(setup.model << ", batch " << setup.batch << ", " << setup.optimizer.name);
     std::vector<std::uint32_t> losses;
     const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
@@ -129,9 +126,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
 
 TEST_CASE("placed training: steps that nobody begins are refused, not made beside their plan", "[placed][profile]") {
   models::Setup setup;
-  setup.model = "mlp";
-  setup.batch = 16;
-  setup.optimizer.name = "momentum";
+  setup.model = "mlp", setup.batch = 16, setup.optimizer.name = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   for (const memory::Device device : {cpu, dry(cpu)}) {
@@ -156,9 +151,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
 
 TEST_CASE("placed training: a step that is not the planned one gives the same bits too", "[placed][profile]") {
   models::Setup setup;
-  setup.model = "mlp";
-  setup.batch = 16;
-  setup.optimizer.name = "momentum";
+  setup.model = "mlp", setup.batch = 16, setup.optimizer.name = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](memory::Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
   const std::vector<memory::StepPlacement> plans = nn::plan_steps(cpu, make);

@@ -22,12 +22,8 @@ using namespace thimble;
 
 models::Setup small_gpt(std::int64_t batch) {
   models::Setup setup;
-  setup.model = "char-gpt";
-  setup.sizes.layers = 2;
-  setup.sizes.heads = 2;
-  setup.sizes.width = 32;
-  setup.sizes.sequence = 32;
-  setup.batch = batch;
+  setup.model = "char-gpt", setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 32;
+  setup.sizes.sequence = 32, setup.batch = batch;
   return setup;
 }
 

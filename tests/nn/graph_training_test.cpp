@@ -32,14 +32,8 @@ namespace graph_training_test {
 
 TrainOptions tiny(const char* model) {
   TrainOptions options;
-  options.setup.model = model;
-  options.setup.batch = 2;
-  options.data = "synthetic";
-  options.steps = 6;
-  options.eval_batches = 1;
-  options.schedule = "cosine";
-  options.warmup = 2;
-  options.device = cuda();
+  options.setup.model = model, options.setup.batch = 2, options.data = "synthetic", options.steps = 6;
+  options.eval_batches = 1, options.schedule = "cosine", options.warmup = 2, options.device = cuda();
   const bool is_text = options.setup.model == "char-gpt" || options.setup.model == "bert-base";
   if (is_text) {
     options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;

@@ -84,14 +84,8 @@ TEST_CASE("fp8 state: whatever the counts, the place is inside of the ring", "[f
     float scale = 0, next = 0;
     std::int64_t steps[2] = {recorded, 0};
     kernels::Fp8ScaleArgs args;
-    args.values = values;
-    args.count = 4;
-    args.dtype = DType::f32;
-    args.scale = &scale;
-    args.history = memory.data() + around;
-    args.length = length;
-    args.next_scale = &next;
-    args.steps = steps;
+    args.values = values, args.count = 4, args.dtype = DType::f32, args.scale = &scale;
+    args.history = memory.data() + around, args.length = length, args.next_scale = &next, args.steps = steps;
     args.step = 41;
     kernels::fp8_kernels(cpu).scale(args);
     INFO(recorded);

@@ -29,10 +29,7 @@ models::TrainOptions tiny(const std::string& precision) {
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
-  options.setup.sizes.sequence = 16;
-  options.data = "synthetic";
-  options.steps = 6;
-  options.eval_batches = 2;
+  options.setup.sizes.sequence = 16, options.data = "synthetic", options.steps = 6, options.eval_batches = 2;
   if (!precision.empty()) models::set_precision(options.setup, precision);
   return options;
 }
@@ -170,9 +167,7 @@ models::TrainOptions with_dropout(const std::string& precision) {
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
   options.setup.sizes.sequence = 16, options.setup.sizes.dropout = 0.1;
-  options.data = "synthetic";
-  options.steps = 12;
-  options.eval_batches = 2;
+  options.data = "synthetic", options.steps = 12, options.eval_batches = 2;
   if (!precision.empty()) models::set_precision(options.setup, precision);
   return options;
 }
@@ -244,9 +239,7 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
         if (records && !device.is_cuda()) continue;
         INFO(to_string(device) << (fuses ? " fused" : "") << (records ? " recorded" : ""));
         models::TrainOptions options = with_dropout("O2");
-        options.device = device;
-        options.steps = 5;
-        options.setup.optimizer.clip_norm = 0;
+        options.device = device, options.steps = 5, options.setup.optimizer.clip_norm = 0;
         options.setup.precision.loss_scale = {.scale = 4096, .is_dynamic = false};
         options.setup.fuses_optimizer = fuses;
         options.captures_steps = records;

@@ -54,18 +54,12 @@ inline models::Setup setup_of(const PipelineRow& row) {
   if (row.model == "llama-3-8b") sizes.key_heads = 4, sizes.vocabulary = 96, sizes.hidden = 96;
   if (row.model == "char-gpt" || row.model == "bert-base" || row.model == "vit-b16") sizes.dropout = 0.1;
   if (row.model == "bert-base") sizes.vocabulary = 96;
-  setup.batch = row.micro_batches * row.dp * 2;
-  setup.optimizer.name = row.optimizer;
+  setup.batch = row.micro_batches * row.dp * 2, setup.optimizer.name = row.optimizer;
   if (row.optimizer == "adamw8") setup.optimizer.full_state = {"h.0"};  // of the first stage
-  setup.layout.ranks = row.pp * row.tp * row.dp;
-  setup.layout.pp = row.pp;
-  setup.layout.tp = row.tp;
-  setup.layout.sequence_parallel = row.cuts_sequence;
-  setup.layout.zero = row.zero;
-  setup.layout.pipeline = row.pipeline;
-  setup.layout.chunks = row.chunks;
-  setup.micro_batches = row.micro_batches;
-  setup.layout.bucket_bytes = 16 << 10;
+  setup.layout.ranks = row.pp * row.tp * row.dp, setup.layout.pp = row.pp, setup.layout.tp = row.tp;
+  setup.layout.sequence_parallel = row.cuts_sequence, setup.layout.zero = row.zero;
+  setup.layout.pipeline = row.pipeline, setup.layout.chunks = row.chunks;
+  setup.micro_batches = row.micro_batches, setup.layout.bucket_bytes = 16 << 10;
   setup.optimizer.clip_norm = row.clip;
   if (!row.precision.empty()) set_precision(setup, row.precision);
   return setup;
@@ -78,10 +72,7 @@ inline void check_files(const PipelineRow& first, const PipelineRow& then) {
   const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
                           const std::string& name) {
     models::TrainOptions options;
-    options.setup = setup;
-    options.data = "synthetic";
-    options.eval_batches = 1;
-    options.steps = steps;
+    options.setup = setup, options.data = "synthetic", options.eval_batches = 1, options.steps = steps;
     if (!from.empty()) options.resume = folder / from;
     options.save = folder / name;
     options.save_weights = folder / (name + ".weights");

@@ -21,13 +21,8 @@ constexpr std::size_t plan_MiB = std::size_t{1} << 20;
 
 models::Setup planned_setup(std::optional<DType> packed) {
   models::Setup setup;
-  setup.model = "char-gpt";
-  setup.batch = 12;
-  setup.sizes.layers = 4;
-  setup.sizes.heads = 4;
-  setup.sizes.width = 128;
-  setup.sizes.sequence = 64;
-  setup.packing.is_allowed = packed.has_value();
+  setup.model = "char-gpt", setup.batch = 12, setup.sizes.layers = 4, setup.sizes.heads = 4;
+  setup.sizes.width = 128, setup.sizes.sequence = 64, setup.packing.is_allowed = packed.has_value();
   setup.packing.dtype = packed.value_or(DType::bf16);
   return setup;
 }
@@ -68,14 +63,10 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
       for (const std::string& data : {std::string("synthetic"), own}) {
         INFO((packed ? to_string(*packed) : "exact") << ", " << budget << " bytes, data " << data);
         models::TrainOptions train;
-        train.setup = planned_setup(packed);
-        train.data = data;
-        train.budget_bytes = budget;
+        train.setup = planned_setup(packed), train.data = data, train.budget_bytes = budget;
         const models::PreparedTraining prepared = models::prepare_training(train);
         models::PlanOptions plan;
-        plan.setup = train.setup;
-        plan.data = data;
-        plan.budget_bytes = budget;
+        plan.setup = train.setup, plan.data = data, plan.budget_bytes = budget;
         const models::PlanReport report = models::make_plan(plan);
         check_same(report.plan, prepared.plan);
         has_packed = has_packed || report.plan.packed_bytes > 0;
@@ -94,10 +85,7 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
 
 TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
   models::TrainOptions train;
-  train.setup.model = "resnet18";
-  train.setup.batch = 8;
-  train.setup.sizes.image = 64;
-  train.data = "synthetic";
+  train.setup.model = "resnet18", train.setup.batch = 8, train.setup.sizes.image = 64, train.data = "synthetic";
   models::PlanOptions plan;
   plan.setup = train.setup;
   plan.data = train.data;
@@ -129,20 +117,15 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
 TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
   const testing::Threads alone;
   models::TrainOptions train;
-  train.setup = planned_setup(DType::i8);
-  train.data = "synthetic";
-  train.budget_bytes = 24 * plan_MiB;
+  train.setup = planned_setup(DType::i8), train.data = "synthetic", train.budget_bytes = 24 * plan_MiB;
   for (const double clip : {0.0, 0.5}) {
     for (const double dropout : {0.0, 0.25}) {
       for (const std::int64_t batches : {std::int64_t{0}, std::int64_t{3}}) {
         INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
-        train.setup.optimizer.clip_norm = clip;
-        train.setup.sizes.dropout = dropout;
+        train.setup.optimizer.clip_norm = clip, train.setup.sizes.dropout = dropout;
         train.eval_batches = batches;
         models::PlanOptions plan;
-        plan.setup = train.setup;
-        plan.data = train.data;
-        plan.budget_bytes = train.budget_bytes;
+        plan.setup = train.setup, plan.data = train.data, plan.budget_bytes = train.budget_bytes;
         check_same(models::make_plan(plan).plan, models::prepare_training(train).plan);
       }
     }

@@ -35,10 +35,7 @@ models::TrainOptions options_of(const std::string& model, const std::string& bas
   if (model == "tiny-llama") options.setup.sizes.key_heads = 2;
   options.setup.lora.rank = 4;
   if (!base.empty()) models::set_base(options.setup, base);
-  options.data = "synthetic";
-  options.steps = 12;
-  options.eval_every = 5;
-  options.eval_batches = 2;
+  options.data = "synthetic", options.steps = 12, options.eval_every = 5, options.eval_batches = 2;
   return options;
 }
 
@@ -55,9 +52,7 @@ std::size_t some_budget(const models::TrainOptions& options) {
 std::string weights_of(const models::TrainOptions& like, const std::string& path) {
   models::TrainOptions options = like;
   options.setup.lora.rank = 0, options.setup.lora.base.clear(), options.setup.precision.dtype = DType::f32;
-  options.setup.seed = 9;
-  options.steps = 5;
-  options.save_weights = path;
+  options.setup.seed = 9, options.steps = 5, options.save_weights = path;
   trained_test::run(options);
   return path;
 }
@@ -79,11 +74,8 @@ TEST_CASE("lora runs: predicted and measured are one number, and a budget change
     for (const char* const base : {"f32", "bf16", "int8", "nf4"}) {
       INFO(model << " " << base);
       models::TrainOptions options = options_of(model, base);
-      options.setup.batch = 16;
-      options.setup.sizes.sequence = 64;
-      options.steps = 7;
-      options.setup.weights = weights;
-      options.save = folder / "run";
+      options.setup.batch = 16, options.setup.sizes.sequence = 64, options.steps = 7;
+      options.setup.weights = weights, options.save = folder / "run";
       const Run plain = train_as_predicted(options);
       CHECK(plain.report.trained_parameters < plain.report.parameters / 2);
       models::TrainOptions tight = options;
@@ -254,11 +246,8 @@ TEST_CASE("lora runs: ranks share a batch, with the bits of one that has it all"
 
 TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[lora]") {
   models::PlanOptions options;
-  options.setup.model = "llama-3-70b";
-  options.setup.batch = 1;
-  options.setup.sizes.sequence = 512;
-  options.setup.sizes.layers = 5;
-  options.setup.lora.rank = 16;
+  options.setup.model = "llama-3-70b", options.setup.batch = 1, options.setup.sizes.sequence = 512;
+  options.setup.sizes.layers = 5, options.setup.lora.rank = 16;
   models::set_base(options.setup, "nf4");
   const std::size_t before = process::peak_rss_bytes();
   const models::PlanReport report = models::make_plan(options);

@@ -153,15 +153,9 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   const int t = GENERATE(1, 4);
   if (v > 1 && m % p != 0) return;
   models::Setup setup;
-  setup.model = "gpt-22b";
-  setup.sizes.build = models::Build::textbook;
-  setup.precision.dtype = DType::bf16;
-  setup.layout.pipeline = pipeline;
-  setup.layout.chunks = v;
-  setup.layout.pp = p;
-  setup.layout.tp = t;
-  setup.layout.ranks = p * t;
-  setup.micro_batches = setup.batch = m;
+  setup.model = "gpt-22b", setup.sizes.build = models::Build::textbook, setup.precision.dtype = DType::bf16;
+  setup.layout.pipeline = pipeline, setup.layout.chunks = v, setup.layout.pp = p, setup.layout.tp = t;
+  setup.layout.ranks = p * t, setup.micro_batches = setup.batch = m;
   const auto parts_of_one = dist::make_dry(0, t);
   models::ModelOptions sizes = setup.sizes;
   sizes.team = {t, t > 1 ? parts_of_one.get() : nullptr};

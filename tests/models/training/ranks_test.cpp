@@ -47,26 +47,19 @@ models::TrainOptions options_of(const Row& row) {
   } else {
     sizes.image = 16, sizes.width = 8;
   }
-  options.setup.batch = 12;
-  options.setup.optimizer.name = row.optimizer;
-  options.setup.layout.ranks = row.ranks;
-  options.setup.layout.zero = row.zero;
-  options.setup.micro_batches = row.micro_batches;
-  options.setup.layout.bucket_bytes = row.bucket_bytes;
+  options.setup.batch = 12, options.setup.optimizer.name = row.optimizer;
+  options.setup.layout.ranks = row.ranks, options.setup.layout.zero = row.zero;
+  options.setup.micro_batches = row.micro_batches, options.setup.layout.bucket_bytes = row.bucket_bytes;
   options.setup.offload.read_ahead = row.read_ahead;
   if (!row.precision.empty()) set_precision(options.setup, row.precision);
-  options.data = "synthetic";
-  options.steps = 5;
-  options.eval_batches = 2;
+  options.data = "synthetic", options.steps = 5, options.eval_batches = 2;
   return options;
 }
 
 /// The same training on one rank.
 models::TrainOptions alone(models::TrainOptions options) {
   options.setup.micro_batches *= options.setup.layout.ranks;
-  options.setup.layout.ranks = 1;
-  options.setup.layout.zero = 0;
-  options.setup.offload.read_ahead = 1;
+  options.setup.layout.ranks = 1, options.setup.layout.zero = 0, options.setup.offload.read_ahead = 1;
   options.budget_bytes = 0;
   return options;
 }
@@ -150,10 +143,8 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   options.resume = folder / "half";
   for (const auto& [ranks, zero] : std::vector<std::pair<int, int>>{{1, 0}, {2, 2}, {8, 1}, {4, 0}}) {
     INFO(optimizer << ": " << ranks << " ranks, stage " << zero);
-    options.setup.layout.ranks = ranks;
-    options.setup.layout.zero = zero;
-    options.setup.micro_batches = 8 / ranks;
-    options.save = folder / ("rest" + std::to_string(ranks));
+    options.setup.layout.ranks = ranks, options.setup.layout.zero = zero;
+    options.setup.micro_batches = 8 / ranks, options.save = folder / ("rest" + std::to_string(ranks));
     const models::TrainReport report = train(options);
     CHECK(report.first_step == 3);
     CHECK(report.differences() == "");
@@ -277,12 +268,9 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   options = options_of({"char-gpt", 2, 0});
   options.setup.layout.rank = 2;
   CHECK(refusal(options) == "`ranks`: 2, of which this is rank 2; expected at least 1, and ranks from 0 to one less");
-  options.setup.layout.rank = 0;
-  options.setup.fuses_optimizer = true;
-  options.setup.optimizer.clip_norm = 0;
+  options.setup.layout.rank = 0, options.setup.fuses_optimizer = true, options.setup.optimizer.clip_norm = 0;
   CHECK(refusal(options).find("`fuses_optimizer`: not with `ranks` 2") == 0);
-  options.setup.fuses_optimizer = false;
-  options.setup.micro_batches = models::auto_micro_batches;
+  options.setup.fuses_optimizer = false, options.setup.micro_batches = models::auto_micro_batches;
   options.budget_bytes = 1 << 20;
   CHECK(refusal(options).find("`micro_batches`: auto not with `ranks` 2") == 0);
   options.setup.micro_batches = 1;

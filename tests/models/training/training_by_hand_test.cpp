@@ -79,10 +79,7 @@ double relative_difference(double a, double b) { return std::abs(a - b) / std::a
 
 TrainOptions options_of(const char* model, const std::string& data, std::int64_t batch, std::int64_t steps) {
   TrainOptions options;
-  options.setup.model = model;
-  options.setup.batch = batch;
-  options.setup.seed = 3;
-  options.data = data;
+  options.setup.model = model, options.setup.batch = batch, options.setup.seed = 3, options.data = data;
   options.steps = steps;
   return options;
 }
@@ -282,9 +279,7 @@ TEST_CASE("training by hand: a perceptron's losses and rates, step by step", "[t
   const TemporaryFolder folder;
   const Pictures pictures(60);
   TrainOptions options = options_of("mlp", pictures.write(folder), 12, 12);
-  options.setup.sizes.layers = 1;
-  options.setup.sizes.width = 16;
-  options.setup.optimizer.rate = 0.05;
+  options.setup.sizes.layers = 1, options.setup.sizes.width = 16, options.setup.optimizer.rate = 0.05;
   SECTION("constant, momentum") {}
   SECTION("step, momentum, weight decay, a floor") {
     options.schedule = "step", options.min_rate = 0.001;
@@ -310,13 +305,9 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
   files_test::write_text_file(folder / "text.txt", lines(2000));
   TrainOptions options = options_of("char-gpt", folder / "text.txt", 4, 8);
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
-  options.setup.sizes.sequence = 16;
-  options.setup.optimizer.rate = 0.01;
-  options.setup.optimizer.clip_norm = 0.5;
-  options.setup.micro_batches = 2;
-  options.schedule = "cosine";
-  options.warmup = 2;
-  options.min_rate = 0.002;
+  options.setup.sizes.sequence = 16, options.setup.optimizer.rate = 0.01;
+  options.setup.optimizer.clip_norm = 0.5, options.setup.micro_batches = 2, options.schedule = "cosine";
+  options.warmup = 2, options.min_rate = 0.002;
   options.setup.optimizer.weight_decay =
       GENERATE(-1.0, 3.0);  // AdamW's default; one large enough to show on gains and biases
   const Numbers rates = rates_of(options, options.setup.optimizer.rate);
@@ -333,10 +324,8 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
     for (const std::int64_t micro_batches : {1, 2}) {
       INFO(name << ", " << micro_batches << " micro-batches");
       TrainOptions options = options_of(name, path, 8, 30);  // batches of 8, 8 and 2
-      options.eval_batches = 0;
-      options.setup.micro_batches = micro_batches;
-      options.setup.sizes.width = name == std::string("mlp") ? 32 : 4;
-      options.setup.optimizer.rate = 0.02;
+      options.eval_batches = 0, options.setup.micro_batches = micro_batches;
+      options.setup.sizes.width = name == std::string("mlp") ? 32 : 4, options.setup.optimizer.rate = 0.02;
       const models::PreparedTraining prepared = models::prepare_training(options);
       models::Training training(prepared.options, *prepared.data, cpu);
       for (std::int64_t step = 0; step < 20; ++step) training.step();

@@ -213,16 +213,10 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
     options.setup.model = "char-gpt";
     options.setup.batch = 3;
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
-    options.setup.sizes.sequence = 8;
-    options.setup.seed = 5;
-    options.setup.optimizer.name = row.name;
-    options.setup.optimizer.rank = row.rank;
-    options.setup.optimizer.rate = 0.02;
-    options.setup.optimizer.weight_decay = 0.3;
-    options.setup.optimizer.beta2 = row.beta2;
-    options.setup.optimizer.clip_norm = 0;
-    options.data = "synthetic";
-    options.steps = 5;
+    options.setup.sizes.sequence = 8, options.setup.seed = 5, options.setup.optimizer.name = row.name;
+    options.setup.optimizer.rank = row.rank, options.setup.optimizer.rate = 0.02;
+    options.setup.optimizer.weight_decay = 0.3, options.setup.optimizer.beta2 = row.beta2;
+    options.setup.optimizer.clip_norm = 0, options.data = "synthetic", options.steps = 5;
     const trained_test::Run told = trained_test::run(options);
 
     const models::PreparedTraining prepared = models::prepare_training(options);
@@ -281,9 +275,7 @@ namespace {
 
 models::TrainOptions options_of(const std::string& optimizer, const std::string& model = "char-gpt") {
   models::TrainOptions options;
-  options.setup.model = model;
-  options.setup.optimizer.name = optimizer;
-  options.setup.batch = 8;
+  options.setup.model = model, options.setup.optimizer.name = optimizer, options.setup.batch = 8;
   if (optimizer == "galore") options.setup.optimizer.rank = 8;
   if (model == "char-gpt") {
     options.setup.sizes.layers = 3, options.setup.sizes.heads = 2, options.setup.sizes.width = 64;
@@ -291,10 +283,7 @@ models::TrainOptions options_of(const std::string& optimizer, const std::string&
   } else {
     options.setup.sizes.image = 32, options.setup.sizes.width = 8;
   }
-  options.data = "synthetic";
-  options.steps = 12;
-  options.eval_every = 6;
-  options.eval_batches = 1;
+  options.data = "synthetic", options.steps = 12, options.eval_every = 6, options.eval_batches = 1;
   return options;
 }
 
