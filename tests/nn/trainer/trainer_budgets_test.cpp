@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <sys/resource.h>
@@ -12,10 +13,13 @@
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/integers.h>
 #include <thimble/core/ops/copy.h>
+#include <thimble/memory/offload/file_tier.h>
+#include <thimble/memory/process/outside.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/layers/weight_average.h>
 #include <thimble/nn/trainer/checkpoint_keeper.h>
@@ -156,6 +160,36 @@ TEST_CASE("trainer: a budget for the process", "[trainer][process]") {
     text = error.what();
   }
   CHECK(text.find("outside of it the process takes") != std::string::npos);
+}
+
+TEST_CASE("trainer: the process's bytes have the threads of every tier, and the staging of files",
+          "[trainer][process]") {
+  const std::string at = offload_test::disk_folder();
+  if (at.empty()) return;
+  const TemporaryFolder folder;
+  nn::TrainerOptions options{.process_budget_bytes = std::size_t{1} << 40, .steps = 2};
+  const auto outside = [&] { return nn::Trainer<Rivals, Batch>(rivals({}), options).plan().outside; };
+  const memory::OutsideBytes plain = outside();
+  const auto of_threads = [](int tiers) {
+    return memory::outside_bytes({}, {.tier_threads = tiers * memory::FileTier::Options().workers}).threads;
+  };
+  const std::pair<nn::OffloadOptions, int> rows[] = {{{.folder = at, .saved_tensors = true}, 1},
+                                                     {{.folder = at, .optimizer = true}, 2},  // one for each part
+                                                     {{.folder = at, .gradients = true}, 1},
+                                                     {{.folder = at, .parameters = true}, 1},
+                                                     {{at, true, true, true, true}, 5}};
+  for (const auto& [away, tiers] : rows) {
+    options.offload = away;
+    CHECK(outside().threads - plain.threads == of_threads(tiers) - of_threads(0));
+  }
+  options.offload = {};
+  CHECK(plain.staging == 0);
+  for (std::string nn::TrainerOptions::*const file : {&nn::TrainerOptions::save, &nn::TrainerOptions::resume}) {
+    options.*file = folder / "file";
+    CHECK(outside().staging == nn::file_staging_bytes);
+    options.*file = "";
+    nn::Trainer<Rivals, Batch>(rivals({}), {.steps = 1, .save = folder / "file"}).run();
+  }
 }
 
 #if !defined(THIMBLE_TEST_HAS_SANITIZER)
@@ -363,7 +397,8 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
     CHECK(budgets_losses(trainer) == expected);
     CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
     CHECK(trainer.plan().peak_bytes < kept.plan().peak_bytes);
-    if (!one.away.saved_tensors) CHECK(trainer.plan().tier_bytes > 0);
+    CHECK(trainer.plan().tier_bytes > 0);
+    if (one.away.saved_tensors) CHECK(trainer.plan().tier_bytes == trainer.step_plan().tier_bytes);
     CHECK(trainer.certify(2).holds());
   }
   {  // two optimizers, whose parameters share a file
@@ -461,7 +496,40 @@ TEST_CASE("trainer: a refusal names options that would fit, with their bytes, an
                                                        "options.refusal_ms = 0 tries them all"));
   options.budget_bytes = 1;
   options.refusal_ms = 0;
-  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("techniques fits"));
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("none of 11 techniques fits"));
+  options.step.micro_batches = 3;  // so 6, 12, 24 and 48, and the sets of tensors to offload
+  CHECK_THROWS_WITH(Own(own, options), Catch::Contains("none of 7 techniques fits"));
+}
+
+TEST_CASE("trainer: an offer to offload has the time of its transfers", "[trainer][offers]") {
+  const std::string at = offload_test::disk_folder();
+  if (at.empty()) return;
+  Sizes sizes;
+  sizes.width = 512, sizes.depth = 2;
+  sizes.samples = [](std::int64_t) { return std::int64_t{140}; };
+  Program own = program(sizes);
+  own.evaluate = nullptr;
+  nn::TrainerOptions options{.budget_bytes = std::size_t{1} << 40, .seed = 2, .steps = 2};
+  options.refusal_ms = 0;
+  Own plain(own, options);
+  const double plain_s = plain.step_plan().step_s, state = static_cast<double>(plain.optimizer().state_bytes());
+  double weights = 0;
+  for (const nn::NamedTensor& p : plain.model().parameters()) weights += static_cast<double>(p.tensor.bytes());
+  // The state and the gradients are written and read; forward, backward and the update read parameters, and one writes.
+  using Row = std::tuple<std::string, nn::OffloadOptions, double>;
+  for (const auto& [name, away, moved] :
+       {Row{", .optimizer", {at, true, true}, 2 * state},
+        {", .optimizer, .gradients", {at, true, true, true}, 2 * state + 2 * weights},
+        {", .optimizer, .gradients, .parameters", {at, true, true, true, true}, 2 * state + 6 * weights}}) {
+    nn::TrainerOptions other = options;
+    other.offload = away, other.budget_bytes = 1;
+    other.budget_bytes = options.budget_bytes = refused_at(own, other);
+    const double seconds = Own(own, other).step_plan().step_s + moved / nn::hardware("cpu").tier_bytes_per_s;
+    const std::string text = "options.offload.saved_tensors" + name + " = true, which needs " +
+                             memory::exact_bytes(other.budget_bytes) + ", at " +
+                             std::to_string(std::llround(100 * (seconds / plain_s - 1))) + " % more time";
+    CHECK_THROWS_WITH(Own(own, options), Catch::Contains(text));
+  }
 }
 
 TEST_CASE("trainer: a refusal names the largest result, which only the program can cut", "[trainer][offers]") {

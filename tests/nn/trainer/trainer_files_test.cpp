@@ -363,10 +363,18 @@ TEST_CASE("trainer: parameters that are away between uses, in a budget, saved an
 
 TEST_CASE("trainer: room on the disk is for the checkpoint that stays and the one that is written", "[trainer]") {
   const TemporaryFolder folder;
-  const nn::KeepOptions options{.path = folder / "x", .keep = 1};
-  const std::uint64_t room = nn::free_bytes_at(options.path);
-  CHECK_THROWS_AS(nn::check_keeping("save", options, 10, 1, room / 10 * 6), Error);
-  nn::check_keeping("save", options, 10, 1, room / 10 * 3);
+  struct Row {
+    std::int64_t keep, steps, every;
+    std::uint64_t copies;  // with the one that is written while the others stay
+  };
+  for (const Row& row :
+       {Row{1, 10, 1, 2}, {3, 10, 1, 4}, {3, 10, 10, 2}, {3, 9, 10, 1}, {3, 19, 10, 2}, {3, 10, 0, 1}}) {
+    INFO(row.keep << " of " << row.steps << " steps, saved every " << row.every);
+    const nn::KeepOptions options{.path = folder / "x", .keep = row.keep};
+    const std::uint64_t tenth = nn::free_bytes_at(options.path) / 10 / row.copies;
+    CHECK_THROWS_AS(nn::check_keeping("save", options, row.steps, row.every, 12 * tenth), Error);
+    nn::check_keeping("save", options, row.steps, row.every, 7 * tenth);
+  }
 }
 
 TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before it, skipped or not", "[trainer]") {

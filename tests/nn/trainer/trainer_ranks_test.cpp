@@ -439,6 +439,7 @@ TEST_CASE("trainer: several parts and frozen parameters on ranks", "[trainer][ra
 }
 
 TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
+  const TemporaryFolder folder;
   const auto refused = [](const Program& own, const std::function<void(nn::TrainerOptions&, int rank)>& change) {
     std::string text;
     try {
@@ -465,6 +466,15 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
       {[](auto& o, int rank) { o.step.clip_norm = rank; }, "trainer.clip_norm 0 and 1"},
       {[](auto& o, int rank) { o.ranks.zero = rank; }, "ranks.zero 0 and 1"},
       {[](auto& o, int) { o.budget_bytes = 1 << 20; }, "the budget is 1.00 MiB"},
+      {[](auto& o, int rank) { o.steps = 2 + rank; }, "ranks 0 and 1 steps 2 and 3"},
+      {[](auto& o, int rank) { o.evaluate_every = 1 + rank; }, "evaluate_every 1 and 2"},
+      {[](auto& o, int rank) { o.budget_bytes = (std::size_t{1} << 40) + static_cast<std::size_t>(rank); },
+       "budget_bytes 1099511627776 and 1099511627777"},
+      {[](auto& o, int rank) { o.ranks.bucket_bytes = 7 + static_cast<std::size_t>(rank); },
+       "ranks.bucket_bytes 7 and 8"},
+      {[](auto& o, int rank) { o.ranks.zero = 3, o.ranks.read_ahead = rank; }, "ranks.read_ahead 0 and 1"},
+      {[](auto& o, int rank) { o.save = rank > 0 ? "a file" : ""; }, "save none and a file"},
+      {[&](auto& o, int rank) { o.save = folder / "file", o.save_every = 1 + rank; }, "save_every 1 and 2"},
   };
   for (const Row& row : rows) {
     INFO(row.text);
