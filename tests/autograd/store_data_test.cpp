@@ -227,6 +227,15 @@ TEST_CASE("store: tokens in an array's file, in each width that holds them", "[d
     store.read(1, got);
     for (std::int64_t i = 0; i < 4; ++i) CHECK(got[static_cast<std::size_t>(i)] == 201 + i + 256 * (1 + i));
   }
+  const auto last = [&](const char* descr, const std::string& token) {
+    write(descr, 4, "(6,)");
+    write_text_file(path, read_text_file(path).substr(0, 128 + 20) + token);
+    return open_tokens(path).largest();
+  };
+  const std::string bits_31("\0\0\0\x80", 4);  // -2^31 if it has a sign
+  CHECK(last("<u4", bits_31) == std::int64_t{1} << 31);
+  CHECK(last("<i4", "\xff\xff\xff\x7f") == (std::int64_t{1} << 31) - 1);
+  CHECK(contains(file_error([&] { last("<i4", bits_31); }), "token -2147483648; expected 0 to 2147483647"));
   const struct {
     const char* descr;
     std::size_t width;

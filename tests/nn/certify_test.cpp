@@ -144,6 +144,19 @@ TEST_CASE("certify: what differs is named, the first of it first", "[certify]") 
   CHECK(names(2, nn::Compared::statistics));
   CHECK_FALSE(names(2, nn::Compared::generator));
   CHECK(certificate.text().find("step 1: loss loss") != std::string::npos);
+  nn::Certificate by_hand;
+  by_hand.steps = 2, by_hand.tensors = {3, 4, 5, 6, 7, 8}, by_hand.bytes = 9, by_hand.predicted_peak_bytes = 10;
+  by_hand.plain.peak_bytes = 11, by_hand.planned.peak_bytes = 12;
+  const std::string rest =
+      "compared over 2 steps, 9 B: 3 of loss, 4 of gradient, 5 of parameter, 6 of optimizer state, 7 of statistics, 8 "
+      "of "
+      "generator\npeak 11 B plain, 12 B under the plan, predicted 10 B\n";
+  CHECK(by_hand.text() == "every bit is equal\n" + rest);
+  by_hand.differences.assign(11, {1, nn::Compared::gradient, "w", true});
+  const std::string line = "  step 1: gradient w (one run has none)\n";
+  std::string ten;
+  for (int i = 0; i < 10; ++i) ten += line;
+  CHECK(by_hand.text() == "11 tensors differ; the first:\n" + ten + rest);
 
   nn::Trajectory one{{0, nn::Compared::loss, "loss", 8, {1, 2}}}, none;
   CHECK(nn::compare(one, none) == std::vector<nn::Difference>{{0, nn::Compared::loss, "loss", true}});

@@ -252,7 +252,9 @@ TEST_CASE("graph file: a plan by hand", "[plan]") {
   CHECK(less.peak_bytes == 12'000);  // at the backward of relu: h, the gradients of a and h
   CHECK(less.height_bytes <= 12'400);
   CHECK(less.recompute_s == 0.002);
-  CHECK(files_test::contains(nn::to_text(step, less), "node 0 (fc) before the backward of 2 (relu)"));
+  const std::string text = nn::to_text(step, less);
+  CHECK(files_test::contains(text, "node 0 (fc) before the backward of 2 (relu)"));
+  CHECK(files_test::contains(text, "time: 9.500 ms, of that 2.000 ms recomputing, 26.7 % over keeping everything"));
   const Json json = Json::parse(nn::to_json(step, less));
   CHECK(json["kept"] == Json::parse("[3]"));
   CHECK(json["recomputed"] == Json::parse("[[0, 2]]"));

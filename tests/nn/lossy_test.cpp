@@ -1,6 +1,7 @@
 // Packing everything possible: gradients stay near the exact ones, bytes match the dry run, and recomputing nodes that
 // read nothing packed changes no bit.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,12 +30,8 @@ namespace {
 
 models::Setup small_gpt() {
   models::Setup setup;
-  setup.model = "char-gpt";
-  setup.batch = 4;
-  setup.sizes.layers = 2;
-  setup.sizes.heads = 2;
-  setup.sizes.width = 32;
-  setup.sizes.sequence = 32;
+  setup.model = "char-gpt", setup.batch = 4, setup.sizes.layers = 2, setup.sizes.heads = 2;
+  setup.sizes.width = 32, setup.sizes.sequence = 32;
   return setup;
 }
 
@@ -108,6 +105,17 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
     if (!p.tape) continue;
     for (const Spill& spill : p.tape->spills) CHECK(spill.dtype == dtype_by_rule(*p.tape, spill));
   }
+}
+
+TEST_CASE("lossy: the smallest tensor worth packing is packed", "[lossy]") {
+  const TapeGraph graph = nn::record_step(cpu, models::zero_batch_run(small_gpt()));
+  nn::SpillPolicy all = spilling(DType::bf16);
+  std::size_t largest = all.smallest = 0;
+  for (const nn::Spillable& use : nn::spillables(graph)) {
+    if (all.packed_as(graph, use)) largest = std::max(largest, use.bytes);
+  }
+  CHECK_FALSE(nn::packable_operators(graph, DType::bf16, largest).empty());
+  CHECK(nn::packable_operators(graph, DType::bf16, largest + 1).empty());
 }
 
 TEST_CASE("lossy: gradients against exact ones", "[lossy]") {

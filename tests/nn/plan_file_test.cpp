@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -34,9 +35,7 @@ models::TrainOptions filed_options() {
   options.setup.model = "char-gpt";
   options.setup.batch = 12;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
-  options.setup.sizes.sequence = 48;
-  options.data = "synthetic";
-  options.steps = 3;
+  options.setup.sizes.sequence = 48, options.data = "synthetic", options.steps = 3;
   return options;
 }
 
@@ -46,9 +45,7 @@ struct Filed {
     models::TrainOptions options = filed_options();
     budget = models::prepare_training(options).plan.peak_bytes * 2 / 3;
     models::PlanOptions plan;
-    plan.setup = options.setup;
-    plan.data = options.data;
-    plan.budget_bytes = budget;
+    plan.setup = options.setup, plan.data = options.data, plan.budget_bytes = budget;
     report = models::make_plan(plan);
     nn::write_plan(path, report.plan);
   }
@@ -176,6 +173,9 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   CHECK(followed.report.predicted_peak_bytes == planned.report.predicted_peak_bytes);
   options.steps = 1;  // fewer than planned for
   options.schedule = "constant";
+  options.save = folder / "one";
+  CHECK(follow().losses.size() == 1);
+  options.resume = std::exchange(options.save, ""), options.steps = 2;  // one step is left
   CHECK(follow().losses.size() == 1);
   options.budget_bytes = 1 << 20;
   CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);

@@ -241,8 +241,13 @@ TEST_CASE("lora: merged weights give what adapted ones do", "[lora]") {
       const auto values = [&] { return to_host<double>(net.forward(x)); };
       const auto weights = [&] { return to_host<double>(net.up[1]->weight); };
       CHECK_THROWS_AS(nn::merge_lora(net), ValueError);
-      nn::add_lora(net, {{.rank = 3, .alpha = 6}});
+      nn::LoraLinear& first = *nn::add_lora(net, {{.rank = 3, .alpha = 6}}).front().adapter;
       CHECK_THROWS_AS(nn::unmerge_lora(net), ValueError);
+      first.merge();  // of some only: nothing changes
+      CHECK_THROWS_AS(nn::unmerge_lora(net), ValueError);
+      CHECK_THROWS_AS(nn::merge_lora(net), ValueError);
+      for (const nn::NamedLinear& l : nn::adapted_layers(net)) CHECK(l.adapter->is_merged() == (l.adapter == &first));
+      first.unmerge();
       stir(net);
       const auto adapted = values(), before = weights();
       nn::merge_lora(net);

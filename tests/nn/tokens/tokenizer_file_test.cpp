@@ -89,24 +89,15 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
     std::function<void(Json&)> change;
     const char* message;
   };
-  const std::string llama3_regex = fixture("llama3")["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+  static const auto single = [](Json& j) -> Json& { return j["post_processor"]["processors"][1]["single"]; };
   const Row rows[] = {
       {"gpt2", [](Json& j) { j["version"] = "2.0"; }, "key 'version': '\"2.0\"'; expected 1.0"},
-      {"gpt2",
-       [](Json& j) {
-         j["truncation"] = {{"max_length", 8}};
-       },
+      {"gpt2", [](Json& j) { j["truncation"]["max_length"] = 8; },
        "key 'truncation': '{\"max_length\":8}'; expected null, which the file may be given"},
-      {"gpt2",
-       [](Json& j) {
-         j["padding"] = {{"strategy", "BatchLongest"}};
-       },
+      {"gpt2", [](Json& j) { j["padding"]["strategy"] = "BatchLongest"; },
        "key 'padding': '{\"strategy\":\"BatchLongest\"}'; expected null, which the file may be given"},
       {"gpt2", [](Json& j) { j["surprise"] = 1; }, "the file: unknown key 'surprise'; known: version, truncation"},
-      {"gpt2",
-       [](Json& j) {
-         j["normalizer"] = {{"type", "NFKC"}};
-       },
+      {"gpt2", [](Json& j) { j["normalizer"]["type"] = "NFKC"; },
        "key 'normalizer': '{\"type\":\"NFKC\"}'; expected null, NFC"},
       {"gpt2", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "key 'pre_tokenizer': 'null'; expected ByteLevel"},
       {"gpt2", [](Json& j) { j["pre_tokenizer"]["add_prefix_space"] = true; },
@@ -126,11 +117,15 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
        "prefix: token 999; expected below"},
       {"llama3", [](Json& j) { j["post_processor"]["processors"][1]["single"] = Json::array(); },
        "single': '[]'; expected a text A among special tokens"},
-      {"gpt2",
-       [](Json& j) {
-         j["post_processor"] = {{"type", "RobertaProcessing"}};
-       },
-       "key 'post_processor'"},
+      {"gpt2", [](Json& j) { j["post_processor"]["type"] = "RobertaProcessing"; }, "key 'post_processor'"},
+      {"llama3", [](Json& j) { single(j).push_back(Json(single(j)[1])); },
+       "single[2].Sequence': '{\"id\":\"A\",\"type_id\":0}'; expected the text A, once"},
+      {"llama3", [](Json& j) { single(j)[1]["Sequence"]["id"] = "B"; }, "; expected the text A, once"},
+      {"llama3", [](Json& j) { single(j)[1]["SpecialToken"] = single(j)[0]["SpecialToken"]; }, "single[1]': "},
+      {"llama3", [](Json& j) { j["post_processor"]["processors"][0] = Json(j["post_processor"]["processors"][1]); },
+       "; expected one TemplateProcessing"},
+      {"llama3", [](Json& j) { j["post_processor"]["processors"][0] = Json(j["post_processor"]); },
+       "; expected ByteLevel, TemplateProcessing"},
       {"gpt2", [](Json& j) { j["decoder"] = nullptr; }, "key 'decoder': 'null'; expected ByteLevel"},
       {"gpt2", [](Json& j) { j["model"]["type"] = "Unigram"; }, "key 'model.type': '\"Unigram\"'; expected BPE"},
       {"gpt2", [](Json& j) { j["model"]["dropout"] = 0.1; }, "key 'model.dropout': '0.1'; expected null"},
@@ -143,10 +138,7 @@ TEST_CASE("tokenizer file: refusals name the key, its value and the expected one
       {"gpt2", [](Json& j) { j["model"]["vocab"]["AAA"] = 9000000000; }, "token 'AAA' has id '9000000000'"},
       {"gpt2", [](Json& j) { j["model"]["merges"][3] = "abc"; },
        "key 'model.merges[3]': '\"abc\"'; expected two tokens"},
-      {"gpt2",
-       [](Json& j) {
-         j["model"]["merges"][3] = {"q", "zz"};
-       },
+      {"gpt2", [](Json& j) { j["model"]["merges"][3] = "q zz"; },
        "key 'model.merges[3]': token 'zz' is not in 'model.vocab'"},
       {"gpt2", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); }, "merge already"},
       {"qwen2", [](Json& j) { j["added_tokens"][0]["single_word"] = true; },
