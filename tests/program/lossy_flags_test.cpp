@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -32,12 +33,8 @@ namespace {
 
 models::Setup flags_setup() {
   models::Setup setup;
-  setup.model = "char-gpt";
-  setup.batch = 12;
-  setup.sizes.layers = 4;
-  setup.sizes.heads = 4;
-  setup.sizes.width = 128;
-  setup.sizes.sequence = 64;
+  setup.model = "char-gpt", setup.batch = 12, setup.sizes.layers = 4, setup.sizes.heads = 4;
+  setup.sizes.width = 128, setup.sizes.sequence = 64;
   return setup;
 }
 
@@ -55,9 +52,7 @@ std::string refused(const std::string& value) {
 
 models::TrainOptions training(const models::Setup& setup, std::size_t budget_MiB) {
   models::TrainOptions options;
-  options.setup = setup;
-  options.data = "synthetic";
-  options.budget_bytes = budget_MiB << 20;
+  options.setup = setup, options.data = "synthetic", options.budget_bytes = budget_MiB << 20;
   return options;
 }
 
@@ -184,6 +179,23 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
                                   {"tensors", planned.packed[0].tensors},
                                   {"bytes", planned.packed_bytes},
                                   {"packed_bytes", planned.packed[0].packed_bytes}});
+}
+
+TEST_CASE("lossy flags: a resumed run's report is of its own weights and batch", "[lossy_flags]") {
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions options = training(parsed("i8"), 22);
+  options.setup.sizes.dropout = 0, options.eval_batches = 1;
+  std::vector<double> losses;
+  const auto train = [&](std::int64_t steps) {
+    options.steps = steps;
+    models::train(models::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
+  };
+  options.save = folder / "file";
+  train(1);
+  options.resume = std::exchange(options.save, "");
+  train(2);
+  REQUIRE(losses.size() == 2);
+  CHECK(models::packing_gradients(models::prepare_training(options)).exact_loss == losses[1]);
 }
 
 TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {

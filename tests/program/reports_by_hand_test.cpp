@@ -3,8 +3,10 @@
 
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include <thimble/bench/commands/plan_output.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/generation/generating.h>
@@ -176,6 +178,24 @@ TEST_CASE("reports by hand: plan", "[program]") {
   check_lines(printed([&] { bench::print_plan_ranks(shown); }),
               {"ranks, by their shares", "rank peak (committed) parameter gradient optimizer communication the rest",
                rank_line("0, 2", ranks[0], ""), rank_line("1", ranks[1], " does not fit")});
+}
+
+TEST_CASE("reports by hand: techniques that do not fit, or were not tried", "[program]") {
+  const std::string tries = " were not tried, for want of time or memory; --techniques tries them all\n";
+  using Row = std::tuple<std::size_t, std::size_t, std::size_t, std::string>;
+  for (const auto& [fitting, known, untried, says] : {Row{2, 2, 0, ""},
+                                                      {1, 5, 0, "  4 of 5 techniques do not fit\n"},
+                                                      {1, 2, 0, "  1 of 2 techniques does not fit\n"},
+                                                      {1, 4, 3, "  3 of 4" + tries},
+                                                      {1, 6, 2, "  3 of 6 techniques do not fit\n  2 of 6" + tries}}) {
+    models::PlanReport r;
+    r.is_feasible = false, r.known_techniques = known, r.untried_techniques = untried;
+    r.techniques.resize(1 + fitting);
+    const std::string all = printed([&] { bench::print_techniques(r, true); });
+    CHECK(printed([&] { bench::print_techniques(r, false); }) == all + says);
+    r.is_feasible = true;
+    CHECK(printed([&] { bench::print_techniques(r, false); }) == all);
+  }
 }
 
 TEST_CASE("reports by hand: layouts", "[program]") {

@@ -51,10 +51,7 @@ std::string weights_of(const files_test::TemporaryFolder& folder, const std::str
 
 GenerateOptions options_for(const std::string& name, const std::string& weights) {
   GenerateOptions o;
-  o.shape.setup.model = name;
-  o.shape.setup.batch = 1;
-  o.shape.tokens = 20;
-  o.weights = weights;
+  o.shape.setup.model = name, o.shape.setup.batch = 1, o.shape.tokens = 20, o.weights = weights;
   o.prompt = "a prompt, ";
   return o;
 }
@@ -84,9 +81,7 @@ TEST_CASE("generating: the dry run's bytes are the real ones", "[models][generat
       for (const std::int64_t batch : {1, 4}) {
         INFO(name << ", cache " << to_string(cache) << ", batch " << batch);
         GenerateOptions o = options_for(name, weights);
-        o.shape.cache = cache;
-        o.shape.setup.batch = batch;
-        o.shape.context = 50;
+        o.shape.cache = cache, o.shape.setup.batch = batch, o.shape.context = 50;
         const models::PreparedGeneration prepared = models::prepare_generation(o);
         const models::GenerateReport report = models::generate(prepared);
         const std::size_t heads = 2, width = is_llama ? 16 : 32, scale = size_of(cache) == 1 ? 4 : 0;
@@ -110,9 +105,7 @@ TEST_CASE("generating: bytes where attention takes more threads as it goes on", 
   models::ModelOptions sizes;  // all but attention is small, so that its workspace sets the peak
   sizes.layers = 1, sizes.heads = 1, sizes.key_heads = 1, sizes.width = 128, sizes.hidden = 16, sizes.sequence = 600;
   GenerateOptions o = options_for("tiny-llama", weights_of(folder, "tiny-llama", sizes));
-  o.shape.setup.batch = 32;
-  o.shape.tokens = 560;
-  o.prompt = "a";
+  o.shape.setup.batch = 32, o.shape.tokens = 560, o.prompt = "a";
   for (const DType cache : {DType::f32, DType::i8}) {
     o.shape.cache = cache;
     const models::PreparedGeneration prepared = models::prepare_generation(o);
@@ -158,10 +151,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
       models::TrainOptions t;
       t.setup.model = name;
       t.setup.sizes.layers = 1, t.setup.sizes.heads = 2, t.setup.sizes.width = 32, t.setup.sizes.sequence = 48;
-      t.setup.batch = 2;
-      t.data = "synthetic";
-      t.steps = 2;
-      t.save = folder / "run.ckpt";
+      t.setup.batch = 2, t.data = "synthetic", t.steps = 2, t.save = folder / "run.ckpt";
       t.save_weights = folder / "run.safetensors";
       const std::string tokenizer = folder / "tokenizer.json";
       if (has_tokenizer) {
@@ -332,6 +322,31 @@ TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
   CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
   CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
   CHECK(report.texts[0].size() == 20);
+}
+
+TEST_CASE("generating: positions and tokens that are not given follow from the others", "[models][generating]") {
+  struct Row {
+    std::int64_t context, prompt_tokens, tokens;              // given
+    std::int64_t all_context, all_prompt_tokens, all_tokens;  // 0 if they are refused
+  };
+  for (const Row& row : {Row{0, 0, 0, 64, 63, 1},
+                         {20, 0, 0, 20, 19, 1},
+                         {20, 0, 5, 20, 15, 5},
+                         {20, 7, 0, 20, 7, 13},
+                         {20, 19, 1, 20, 19, 1},
+                         {20, 20, 0},
+                         {20, 0, 20},
+                         {20, 7, 14}}) {
+    models::GenerationShape shape;
+    shape.setup.model = "char-gpt", shape.setup.sizes = small_gpt();
+    shape.context = row.context, shape.prompt_tokens = row.prompt_tokens, shape.tokens = row.tokens;
+    INFO(row.context << " " << row.prompt_tokens << " " << row.tokens);
+    const std::string error = refusal<Error>([&] { shape = models::complete_shape(shape); });
+    CHECK(error.empty() == (row.all_context > 0));
+    if (error.empty())
+      CHECK((shape.context == row.all_context && shape.prompt_tokens == row.all_prompt_tokens &&
+             shape.tokens == row.all_tokens));
+  }
 }
 
 TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][generating]") {

@@ -1,6 +1,7 @@
 // Techniques as choices of `plan` and `train`: separately and together they need the predicted bytes and keep the
 // promised bits; conflicting techniques are refused; a price is the need of a plan with the technique.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -298,6 +299,13 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
     CHECK(price.time_overhead == Approx(seconds / plain_s - 1).epsilon(1e-9));
   }
   CHECK(found == 4);
+  // Unless a technique fits, it counts what is sent away without being asked.
+  options.prices_away = false;
+  const std::vector<nn::LeverPrice> of_steps = models::price_techniques(options, setup);
+  options.budget_bytes = std::ranges::min(of_steps, {}, &nn::LeverPrice::minimum_bytes).minimum_bytes;
+  CHECK(models::price_techniques(options, setup).size() == of_steps.size());
+  --options.budget_bytes;
+  CHECK(models::price_techniques(options, setup).size() == of_steps.size() + 4);
 }
 
 TEST_CASE("choices: overheads are counted from one step", "[choices]") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -111,6 +112,27 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
     if (time.step_s() >= report.best.time.step_s()) continue;
     INFO(to_string(layout));
     CHECK(!fits(options, cluster, layout, time));
+  }
+}
+
+TEST_CASE("layouts: shards divide what they cut", "[layouts]") {
+  models::FixedLayout fixed;
+  fixed.tp = 4, fixed.cuts_sequence = true;
+  models::Cluster cluster;
+  cluster.ranks = cluster.per_node = 4;
+  const auto count = [&](std::int64_t models::ModelOptions::*size, std::int64_t value) {
+    models::Setup setup = options_of({"tiny-llama", 4, 8, 1}).setup;
+    setup.sizes.key_heads = 4, setup.sizes.hidden = 256;
+    setup.sizes.*size = value;
+    return layouts_of(setup, cluster, fixed).size();
+  };
+  using Sizes = models::ModelOptions;
+  CHECK(count(&Sizes::vocabulary, 4) > 0);  // a token for each shard
+  CHECK(count(&Sizes::vocabulary, 3) == 0);
+  for (const auto& [size, fits, not_fits] :
+       {std::tuple{&Sizes::key_heads, 4, 2}, {&Sizes::hidden, 260, 258}, {&Sizes::sequence, 60, 62}}) {
+    CHECK(count(size, fits) > 0);
+    CHECK(count(size, not_fits) == 0);
   }
 }
 

@@ -2,20 +2,25 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
+#include <thimble/models/datasets/dataset_text.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/quantizing.h>
+#include <thimble/models/weights/follow_weights.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
 
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/kernel_data.h"
 #include "support/program.h"
+#include "support/tokenizers.h"
 
 namespace quantizing_test {
 
@@ -24,13 +29,8 @@ using namespace thimble;
 models::QuantizeOptions options_for(const std::string& name, const models::ModelOptions& sizes,
                                     const std::string& weights) {
   models::QuantizeOptions o;
-  o.setup.model = name;
-  o.setup.sizes = sizes;
-  o.setup.batch = 4;
-  o.data = "synthetic";
-  o.weights = weights;
-  o.calibration_batches = 2;
-  o.eval_batches = 2;
+  o.setup.model = name, o.setup.sizes = sizes, o.setup.batch = 4, o.data = "synthetic", o.weights = weights;
+  o.calibration_batches = 2, o.eval_batches = 2;
   nn::save_weights(*models::make_model(name, sizes), weights);
   return o;
 }
@@ -60,9 +60,7 @@ TEST_CASE("quantize: a net of convolutions, its file and its bytes", "[quant]") 
   CHECK(file.header().metadata.at("model") == "resnet18");
 
   models::PlanOptions plan;
-  plan.setup = options.setup;
-  plan.setup.sizes = sizes;
-  plan.is_inference = plan.is_int8 = true;
+  plan.setup = options.setup, plan.setup.sizes = sizes, plan.is_inference = plan.is_int8 = true;
   CHECK(models::make_plan(plan).plan.peak_bytes == report.predicted_peak_bytes);
   plan.is_int8 = false;
   CHECK(models::make_plan(plan).plan.peak_bytes > 3 * report.predicted_peak_bytes);
@@ -101,6 +99,15 @@ TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[qua
   const SafetensorsReader file(folder / "q8");
   CHECK(file.header().find("h.0.attn.c_attn.weight_q8") != nullptr);
   CHECK(file.header().find("h.0.attn.c_attn.weight") == nullptr);
+  const auto text_of = [&](const char* key) { return models::read_weight_facts(options.save).text(key); };
+  CHECK((!text_of("characters").empty() && text_of("tokenizer").empty() && text_of("model") == "gpt2"));
+  options =
+      options_for("gpt2", {.vocabulary = 270, .sequence = 16, .layers = 1, .heads = 2, .width = 32}, folder / "f32");
+  options.save = folder / "q8", options.setup.tokenizer = folder / "t.json";
+  data::write_tokenizer(options.setup.tokenizer, tokenizer_test::letter_pairs(270));
+  models::quantize(options);
+  const auto tokenizer = std::make_shared<const data::Tokenizer>(data::read_tokenizer(options.setup.tokenizer));
+  CHECK((text_of("characters").empty() && text_of("tokenizer") == models::TokenText(tokenizer).tokenizer_sum()));
 }
 
 TEST_CASE("quantize: every family over text, with heads that are tied and that are not", "[quant]") {
@@ -138,8 +145,7 @@ TEST_CASE("quantize: what cannot be done is refused, and nothing is written", "[
   const models::ModelOptions sizes{.image = 16, .channels = 3, .classes = 10, .width = 4};
   auto options = options_for("resnet18", sizes, folder / "f32");
   const std::size_t entries = folder.entries();
-  options.save = folder / "int8";
-  options.calibration.percent = 0;
+  options.save = folder / "int8", options.calibration.percent = 0;
   options.calibration.calibrator = nn::quant::Calibrator::percentile;
   CHECK_THROWS_AS(models::quantize(options), ValueError);
   options.calibration = {};
