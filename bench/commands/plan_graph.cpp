@@ -25,52 +25,53 @@ namespace thimble::bench {
 namespace {
 
 using Buffer = remat::GraphTimeline::Buffer;
+using Event = remat::GraphTimeline::Event;
 
 constexpr std::size_t max_mapped = 12'000;
 
-memory::Category category_of(Buffer::Kind kind) {
-  return kind == Buffer::Kind::tensor     ? memory::Category::activation
-         : kind == Buffer::Kind::gradient ? memory::Category::gradient
-                                          : memory::Category::temporary;
+memory::Category category_of(const Buffer& buffer) {
+  constexpr memory::Category categories[] = {memory::Category::activation, memory::Category::gradient,
+                                             memory::Category::temporary};
+  return categories[static_cast<std::size_t>(buffer.kind)];
 }
 
 std::optional<std::int64_t> budget_of(const nn::GraphPlan& plan) {
-  if (plan.budget_bytes == 0) return std::nullopt;
-  return static_cast<std::int64_t>(plan.budget_bytes);
+  return plan.budget_bytes == 0 ? std::nullopt : std::optional(static_cast<std::int64_t>(plan.budget_bytes));
 }
 
-std::string name_of(const nn::StepGraph& step, const remat::GraphTimeline::Event& event) {
-  using Kind = remat::GraphTimeline::Event::Kind;
+std::string name_of(const nn::StepGraph& step, const Event& event) {
+  constexpr const char* kinds[] = {"forward", "again", "backward"};
   const std::string& name = step.graph.operators[event.op].name;
-  return std::string(event.kind == Kind::forward     ? "forward"
-                     : event.kind == Kind::recompute ? "again"
-                                                     : "backward") +
-         " of node " + std::to_string(event.op) + (name.empty() ? "" : " " + name);
+  return std::string(kinds[static_cast<std::size_t>(event.kind)]) + " of node " + std::to_string(event.op) +
+         (name.empty() ? "" : " " + name);
 }
 
 report::Timeline timeline_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   report::Timeline timeline;
   timeline.name = "step";
   timeline.title = "The step, event by event";
-  timeline.caption = "Bytes during every forward, re-run and backward: values, gradients and temporaries.";
+  const std::vector<Event>& events = plan.timeline.events;
+  const auto turn = std::ranges::find(events, Event::Kind::backward, &Event::kind) - events.begin();
+  timeline.caption = "Bytes during every forward, re-run and backward; the first backward is event " +
+                     format_grouped(turn) + ". Activations are values; temporaries include unlisted gradients.";
+  timeline.events_are = "events";
   timeline.budget_bytes = budget_of(plan);
-  std::vector<report::CategoryBytes> changes(plan.timeline.events.size() + 1);
+  std::vector<report::CategoryBytes> changes(events.size() + 1);
   for (const Buffer& buffer : plan.timeline.buffers) {
-    const auto category = static_cast<std::size_t>(category_of(buffer.kind));
+    const auto category = static_cast<std::size_t>(category_of(buffer));
     changes[buffer.begin][category] += buffer.bytes;
     changes[buffer.end][category] -= buffer.bytes;
   }
   report::CategoryBytes bytes{};
-  for (std::size_t e = 0; e < plan.timeline.events.size(); ++e) {
+  for (std::size_t e = 0; e < events.size(); ++e) {
     for (std::size_t c = 0; c < memory::category_count; ++c) bytes[c] += changes[e][c];
-    timeline.events.push_back({bytes, name_of(step, plan.timeline.events[e])});
+    timeline.events.push_back({bytes, name_of(step, events[e])});
   }
   return timeline;
 }
 
 std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
-  report::AddressMap map;
-  map.name = step.name;
+  report::AddressMap map{step.name, {}, {}};
   std::vector<std::size_t> order(plan.offsets.size());
   for (std::size_t b = 0; b < order.size(); ++b) order[b] = b;
   const auto area = [&](std::size_t b) {
@@ -81,22 +82,21 @@ std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   order.resize(std::min(order.size(), max_mapped));
   for (const std::size_t b : order) {
     const Buffer& buffer = plan.timeline.buffers[b];
-    report::MapBlock block;
-    block.pieces = {{static_cast<double>(buffer.begin), report::paint_of(category_of(buffer.kind))}};
-    block.end = static_cast<double>(buffer.end);
-    block.offset = static_cast<double>(plan.offsets[b]);
-    block.size = static_cast<double>(buffer.bytes);
-    map.blocks.push_back(std::move(block));
+    map.blocks.push_back({{{static_cast<double>(buffer.begin), report::paint_of(category_of(buffer))}},
+                          static_cast<double>(buffer.end),
+                          static_cast<double>(plan.offsets[b]),
+                          static_cast<double>(buffer.bytes)});
   }
   map.levels = report::make_levels(budget_of(plan), {{"height", static_cast<std::int64_t>(plan.height_bytes)}});
   report::AddressMaps maps;
   maps.title = "Where every buffer is";
   maps.description = "Each buffer of the step as a rectangle over its events and its offsets.";
   maps.time_title = "event";
-  maps.legend =
-      report::category_legend({memory::Category::gradient, memory::Category::activation, memory::Category::temporary});
+  maps.legend = report::category_legend(report::categories_with([&](std::size_t i) {
+    return std::ranges::count(plan.timeline.buffers, static_cast<memory::Category>(i), category_of) > 0;
+  }));
   maps.maps = {std::move(map)};
-  return report::svg_address_maps(maps, report::Medium::page);
+  return report::svg_address_maps(std::move(maps), report::Medium::page);
 }
 
 report::Plot plot_of(const nn::GraphPlan& plan) {
@@ -132,8 +132,8 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
       report::stat_card("gap", report::format_most_percent(plan.time_gap()), "over the least possible time, at most") +
       "</dl></header>\n";
   html += report::figure_card(timeline_of(step, plan)) + "<figure class=\"card\"><h3>Where every buffer is</h3>" +
-          map_of(step, plan) + "<figcaption>Events across, offsets upwards; of many buffers the " +
-          format_grouped(max_mapped) + " with the most bytes times events.</figcaption></figure>\n" +
+          map_of(step, plan) + "<figcaption>Events across, offsets upwards. At most " + format_grouped(max_mapped) +
+          " buffers are drawn, those with the most bytes times events.</figcaption></figure>\n" +
           report::figure_card(plot_of(plan));
   return html + "<section><h2>The plan</h2><div class=\"card scroll\"><pre>" + escape_markup(nn::to_text(step, plan)) +
          "</pre></div></section>\n</main>\n" + report::end_page();

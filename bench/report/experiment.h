@@ -168,6 +168,7 @@ struct Timeline {
   std::int64_t scale_bytes = 0;                                   ///< the axis goes at least as far
   std::string step = {};
   bool begins_before = false;  ///< event 0 is the state before the step
+  std::string events_are = "allocation events";
 };
 
 /// One experiment. `name` is its key in results.json and the stem of its files: lower-case letters, digits, '-', '_'.

@@ -470,7 +470,7 @@ Figure draw(const Timeline& timeline, Medium medium) {
   }
   chart.svg.end();
   draw_levels(chart.svg, chart.frame, chart.y, levels);
-  chart.draw_x("allocation events", false);
+  chart.draw_x(timeline.events_are, false);
   draw_peak(chart, timeline);
   return {"timeline", chart.finish(), medium == Medium::page ? hover(chart, timeline, categories) : ""};
 }

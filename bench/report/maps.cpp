@@ -55,7 +55,7 @@ void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks&
   draw_levels(svg, frame, y, map.levels);
 }
 
-std::string svg_address_maps(const AddressMaps& maps, Medium medium) {
+std::string svg_address_maps(AddressMaps maps, Medium medium) {
   double time = 0, high = 0;
   for (const AddressMap& map : maps.maps) {
     for (const MapBlock& block : map.blocks) {
@@ -64,6 +64,7 @@ std::string svg_address_maps(const AddressMaps& maps, Medium medium) {
     }
   }
   const AxisTicks y = make_ticks(0, high * 1.04, {.title = "", .unit = maps.unit}, 5);
+  if (!maps.legend.empty()) add_levels(maps.legend, maps.maps.front().levels, y.high);
   const double left = left_margin(medium) + 10 + label_width(y), pitch = maps.map_height + 84;
   const double legend = maps.legend.empty() ? 0 : legend_width(maps.legend) + 28;
   double top = title_height(medium) + 4;

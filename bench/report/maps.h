@@ -22,7 +22,7 @@ struct AddressMap {
 /// Draws the blocks into a window of the frame (drawing.h), their labels, and lines at the levels.
 void draw_map(Svg& svg, const Frame& frame, const AxisTicks& x, const AxisTicks& y, const AddressMap& map);
 
-/// One map below the other, at one scale; addresses are bytes or plain.
+/// One map below the other, at one scale; addresses are bytes or plain. A legend also has the first one's levels.
 struct AddressMaps {
   std::string title, description, time_title;
   std::vector<AddressMap> maps;
@@ -30,6 +30,6 @@ struct AddressMaps {
   Unit unit = Unit::bytes;
   double map_height = 220;
 };
-std::string svg_address_maps(const AddressMaps& maps, Medium medium = Medium::file);
+std::string svg_address_maps(AddressMaps maps, Medium medium = Medium::file);
 
 }  // namespace thimble::report
