@@ -86,7 +86,7 @@ def build(name, tracer, reads, seconds, held_until, events):
                       "seconds": sum(seconds[i] for i in range(begin, end)), "backward_seconds": 0.0,
                       "recompute": all(op["again"] for op in ops)})
         for r in made:
-            values[r]["held_until"] = node_of[held_until.get(r, len(node_of) - 1)]
+            values[r].update(name=nodes[-1]["name"], held_until=node_of[held_until.get(r, len(node_of) - 1)])
 
     # A backward function belongs to the node whose operators ran last before the next function was made.
     def node_of_function(sequence):
