@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <utility>
 
 #include <thimble/core/error.h>
@@ -787,20 +788,15 @@ RunView TrainerRun::view() {
 }
 
 std::size_t TrainerRun::tier_bytes() const {
-  std::size_t bytes = tier_ ? tier_->statistics().committed_bytes : 0;
-  for (const memory::Tier* const tier : {options_.recording.tier.get(), options_.gradient_tier.get()}) {
-    if (tier != nullptr) bytes += tier->statistics().committed_bytes;
-  }
-  std::vector<const ParameterStore*> stores;
+  std::set<const memory::Tier*> tiers{tier_.get(), options_.recording.tier.get(), options_.gradient_tier.get()};
+  std::set<const ParameterStore*> stores;  // parts may share them
   for (std::size_t part = 0; part < part_count_; ++part) {
-    const optim::Optimizer& optimizer = run_->optimizer(part);
-    if (const memory::Tier* const tier = optimizer.tier().get()) bytes += tier->statistics().committed_bytes;
-    for (const ParameterStore* const store : optimizer.parameter_stores()) {
-      if (std::find(stores.begin(), stores.end(), store) != stores.end()) continue;  // an earlier part has it, too
-      stores.push_back(store);
-      bytes += store->bytes_elsewhere();
-    }
+    tiers.insert(run_->optimizer(part).tier().get());
+    for (const ParameterStore* const store : run_->optimizer(part).parameter_stores()) stores.insert(store);
   }
+  std::size_t bytes = 0;
+  for (const memory::Tier* const tier : tiers) bytes += tier != nullptr ? tier->statistics().committed_bytes : 0;
+  for (const ParameterStore* const store : stores) bytes += store->bytes_elsewhere();
   return bytes;
 }
 

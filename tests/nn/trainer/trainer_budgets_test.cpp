@@ -399,6 +399,7 @@ TEST_CASE("trainer: tensors wait in a tier between their uses, with the same bit
     CHECK(trainer.plan().peak_bytes < kept.plan().peak_bytes);
     CHECK(trainer.plan().tier_bytes > 0);
     if (one.away.saved_tensors) CHECK(trainer.plan().tier_bytes == trainer.step_plan().tier_bytes);
+    CHECK(trainer.run().measured_tier_bytes == trainer.plan().tier_bytes);
     CHECK(trainer.certify(2).holds());
   }
   {  // two optimizers, whose parameters share a file
