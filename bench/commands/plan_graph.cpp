@@ -46,14 +46,18 @@ std::string name_of(const nn::StepGraph& step, const Event& event) {
          (name.empty() ? "" : " " + name);
 }
 
+std::ptrdiff_t first_backward(const std::vector<Event>& events) {
+  return std::ranges::find(events, Event::Kind::backward, &Event::kind) - events.begin();
+}
+
 report::Timeline timeline_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   report::Timeline timeline;
   timeline.name = "step";
   timeline.title = "The step, event by event";
   const std::vector<Event>& events = plan.timeline.events;
-  const auto turn = std::ranges::find(events, Event::Kind::backward, &Event::kind) - events.begin();
   timeline.caption = "Bytes during every forward, re-run and backward; the first backward is event " +
-                     format_grouped(turn) + ". Activations are values; temporaries include unlisted gradients.";
+                     format_grouped(first_backward(events)) +
+                     ". Activations are values; temporaries include unlisted gradients.";
   timeline.events_are = "events";
   timeline.budget_bytes = budget_of(plan);
   std::vector<report::CategoryBytes> changes(events.size() + 1);
@@ -70,8 +74,21 @@ report::Timeline timeline_of(const nn::StepGraph& step, const nn::GraphPlan& pla
   return timeline;
 }
 
+/// Colours buffers by what the plan does with their values.
 std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   report::AddressMap map{step.name, {}, {}};
+  const std::vector<Event>& events = plan.timeline.events;
+  const auto turn = static_cast<std::size_t>(first_backward(events));
+  const std::pair<const char*, report::Paint> fates[] = {
+      {"kept for backward", report::paint_of(memory::Category::activation)},
+      {"freed before backward", report::paints::axis},
+      {"computed again", report::series_paints[3]},
+      {"gradients", report::paint_of(memory::Category::gradient)},
+      {"temporaries", report::paint_of(memory::Category::temporary)}};
+  const auto fate_of = [&](const Buffer& buffer) -> std::size_t {
+    if (buffer.kind != Buffer::Kind::tensor) return buffer.kind == Buffer::Kind::gradient ? 3 : 4;
+    return events[buffer.begin].kind == Event::Kind::recompute ? 2 : buffer.end > turn ? 0 : 1;
+  };
   std::vector<std::size_t> order(plan.offsets.size());
   for (std::size_t b = 0; b < order.size(); ++b) order[b] = b;
   const auto area = [&](std::size_t b) {
@@ -82,19 +99,19 @@ std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   order.resize(std::min(order.size(), max_mapped));
   for (const std::size_t b : order) {
     const Buffer& buffer = plan.timeline.buffers[b];
-    map.blocks.push_back({{{static_cast<double>(buffer.begin), report::paint_of(category_of(buffer))}},
+    map.blocks.push_back({{{static_cast<double>(buffer.begin), fates[fate_of(buffer)].second}},
                           static_cast<double>(buffer.end),
                           static_cast<double>(plan.offsets[b]),
                           static_cast<double>(buffer.bytes)});
   }
   map.levels = report::make_levels(budget_of(plan), {{"height", static_cast<std::int64_t>(plan.height_bytes)}});
   report::AddressMaps maps;
-  maps.title = "Where every buffer is";
+  maps.title = "Where every buffer is", maps.time_title = "event";
   maps.description = "Each buffer of the step as a rectangle over its events and its offsets.";
-  maps.time_title = "event";
-  maps.legend = report::category_legend(report::categories_with([&](std::size_t i) {
-    return std::ranges::count(plan.timeline.buffers, static_cast<memory::Category>(i), category_of) > 0;
-  }));
+  for (std::size_t i = 0; i < std::size(fates); ++i) {
+    if (std::ranges::count(plan.timeline.buffers, i, fate_of) == 0) continue;
+    maps.legend.push_back({.name = fates[i].first, .is_area = true, .line = {.fill = fates[i].second}});
+  }
   maps.maps = {std::move(map)};
   return report::svg_address_maps(std::move(maps), report::Medium::page);
 }
@@ -132,7 +149,10 @@ std::string page_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
       report::stat_card("gap", report::format_most_percent(plan.time_gap()), "over the least possible time, at most") +
       "</dl></header>\n";
   html += report::figure_card(timeline_of(step, plan)) + "<figure class=\"card\"><h3>Where every buffer is</h3>" +
-          map_of(step, plan) + "<figcaption>Events across, offsets upwards. At most " + format_grouped(max_mapped) +
+          map_of(step, plan) +
+          "<figcaption>Events across, offsets upwards. A value that is computed again has a rectangle for each time. "
+          "At most " +
+          format_grouped(max_mapped) +
           " buffers are drawn, those with the most bytes times events.</figcaption></figure>\n" +
           report::figure_card(plot_of(plan));
   return html + "<section><h2>The plan</h2><div class=\"card scroll\"><pre>" + escape_markup(nn::to_text(step, plan)) +
