@@ -117,10 +117,8 @@ Figures length_figures(const BudgetedModel& subject, const LengthWay& way) {
     models::TrainOptions train;
     train.setup = plan.setup;
     train.setup.sizes.sequence = longest.size;
-    train.data = "synthetic";
-    train.device = subject.device;
-    train.steps = 2;
-    train.eval_batches = 1;
+    train.data = "synthetic", train.device = subject.device;
+    train.steps = 2, train.eval_batches = 1;
     // A run that keeps everything needs no plan: the prediction is its own peak.
     if (way.search == models::BatchSearch::planned) train.budget_bytes = longest.peak_bytes;
     figures = training_figures(models::train(models::prepare_training(train)));

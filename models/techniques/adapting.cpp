@@ -57,11 +57,9 @@ void set_adapters(Setup& setup, const std::string& folder) {
   nn::AdapterFiles files;
   files.prefix = gpt_layers_prefix;
   const nn::AdapterFolder found = nn::read_adapter_folder(folder, files);
-  setup.lora.adapters = folder;
-  setup.lora.rank = found.options.rank;
-  setup.lora.alpha = found.options.alpha;
+  setup.lora.adapters = folder, setup.lora.targets = found.layers;
+  setup.lora.rank = found.options.rank, setup.lora.alpha = found.options.alpha;
   setup.lora.dropout = found.options.dropout;
-  setup.lora.targets = found.layers;
 }
 
 std::optional<WeightCode> base_code(const Setup& setup) {

@@ -133,10 +133,8 @@ void quantize_images(const QuantizeOptions& options, Model& model, const Dataset
   QuantizedModel quantized(net, scales);
   const auto exact = evaluate(options, data, false, model, [&](const Tensor& x) { return model.forward(x); });
   const auto coarse = evaluate(options, data, false, model, [&](const Tensor& x) { return quantized(x); });
-  report.loss_f32 = exact.loss;
-  report.loss_int8 = coarse.loss;
-  report.accuracy_f32 = exact.accuracy;
-  report.accuracy_int8 = coarse.accuracy;
+  report.loss_f32 = exact.loss, report.loss_int8 = coarse.loss;
+  report.accuracy_f32 = exact.accuracy, report.accuracy_int8 = coarse.accuracy;
   report.int8_weight_bytes = quantized.weight_bytes();
   const Tensor first = batch(0);
   report.layers = compare(net, quantized, first);

@@ -121,12 +121,8 @@ Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, c
       throw FileError(labels_path, 8 + i,
                       "label " + std::to_string(labels.values[i]) + "; expected below " + std::to_string(classes));
   Images out;
-  out.count = images.shape[0];
-  out.height = images.shape[1];
-  out.width = images.shape[2];
-  out.channels = 1;
-  out.classes = classes;
-  out.pixels = std::move(images.values);
+  out.count = images.shape[0], out.height = images.shape[1], out.width = images.shape[2], out.channels = 1;
+  out.classes = classes, out.pixels = std::move(images.values);
   out.labels.assign(labels.values.begin(), labels.values.end());
   return out;
 }

@@ -275,12 +275,9 @@ CodeScale with_relu(CodeScale s, bool has_relu) {
 }
 
 Shape pooled(const Shape& x, const StepWindow& w, kernels::PoolWindows& windows) {
-  windows.images = x[0];
-  windows.channels = x[3];
-  windows.kernel = w.kernel;
-  windows.stride = w.stride;
-  windows.padding = w.padding;
-  windows.dilation = w.dilation;
+  windows.images = x[0], windows.channels = x[3];
+  windows.kernel = w.kernel, windows.stride = w.stride;
+  windows.padding = w.padding, windows.dilation = w.dilation;
   for (std::size_t axis = 0; axis < 2; ++axis) {
     const std::int64_t in = x[static_cast<int>(axis) + 1];
     const std::int64_t room = in + 2 * w.padding[axis] - (w.kernel[axis] - 1) * w.dilation[axis] - 1;
@@ -359,11 +356,8 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
         Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, image.device(), memory::Category::workspace);
   }
   const CodeScale to = out ? with_relu(*out, step.has_relu) : CodeScale{};
-  args.x_zero = x.scale.zero;
-  args.y_dtype = y.dtype();
-  args.zero = to.zero;
-  args.low = to.low;
-  args.high = to.high;
+  args.x_zero = x.scale.zero, args.y_dtype = y.dtype();
+  args.zero = to.zero, args.low = to.low, args.high = to.high;
   if (residual) {
     args.residual_scale = residual->scale.scale / to.scale;
     args.residual_zero = residual->scale.zero;
