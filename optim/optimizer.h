@@ -184,8 +184,7 @@ class Optimizer {
   /// For constructors: throws ValueError unless `is_in_range` and finite. `option` has the name and the range:
   /// "beta1 in [0, 1)".
   void require(bool is_in_range, const char* option, double value) const;
-  /// For constructors: throws ValueError for a name of no parameter (is_named). Names of a ParameterReplacement's shards
-  /// may be on other ranks.
+  /// For constructors: throws ValueError for a name that no parameter has (is_named), unless they were replaced.
   void require_named(const std::vector<std::string>& names) const;
   /// For constructors of rules that compute in f32: throws DTypeError for a parameter in f64.
   void refuse_f64() const;

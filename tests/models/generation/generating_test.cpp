@@ -326,8 +326,8 @@ TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
 
 TEST_CASE("generating: positions and tokens that are not given follow from the others", "[models][generating]") {
   struct Row {
-    std::int64_t context, prompt_tokens, tokens;              // given
-    std::int64_t all_context, all_prompt_tokens, all_tokens;  // 0 if they are refused
+    std::int64_t context, prompt_tokens, tokens;                          // given
+    std::int64_t all_context = 0, all_prompt_tokens = 0, all_tokens = 0;  // 0 if they are refused
   };
   for (const Row& row : {Row{0, 0, 0, 64, 63, 1},
                          {20, 0, 0, 20, 19, 1},
