@@ -70,7 +70,6 @@ class TokenModel : public Model {
     }
   }
   bool has_embedding() const noexcept { return options_.stage.is_first(); }
-  bool has_head() const noexcept { return options_.stage.is_last(); }
   /// Ids (B, T) -> (B, T, C).
   Tensor look_up(const Tensor& ids) { return (*table_)(ids); }
   /// x + rows (T, C).
