@@ -82,7 +82,7 @@ std::string map_of(const nn::StepGraph& step, const nn::GraphPlan& plan) {
   const std::pair<const char*, report::Paint> fates[] = {
       {"kept for backward", report::paint_of(memory::Category::activation)},
       {"freed before backward", report::paints::axis},
-      {"computed again", report::series_paints[3]},
+      {"computed again", report::series_paints[0]},
       {"gradients", report::paint_of(memory::Category::gradient)},
       {"temporaries", report::paint_of(memory::Category::temporary)}};
   const auto fate_of = [&](const Buffer& buffer) -> std::size_t {
