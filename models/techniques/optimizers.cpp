@@ -47,8 +47,7 @@ std::vector<std::string> full_state_here(Setup setup, const std::vector<optim::N
   const nn::DryScope scope(cpu);
   setup.layout = {};
   const auto has = [](const auto& tensors, const std::string& name) {
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [&](const auto& p) { return p.name == name || p.name.starts_with(name + "."); });
+    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& p) { return optim::is_named(p.name, name); });
   };
   const std::vector<nn::NamedTensor> all = make_model(setup, dry(cpu))->parameters();
   std::erase_if(list, [&](const auto& name) { return !has(parameters, name) && has(all, name); });

@@ -7,7 +7,7 @@
 
 namespace thimble::nn {
 
-/// While it lives, tensors on the dry twin of `device` and random numbers are apart from all others.
+/// While it lives, tensors on the dry twin of `device` are counted separately, and random numbers are drawn separately.
 struct DryScope {
   explicit DryScope(memory::Device device)
       : stack(memory::make_resource(dry(device), profile_options(dry(device)))),
