@@ -181,7 +181,7 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
                                   {"packed_bytes", planned.packed[0].packed_bytes}});
 }
 
-TEST_CASE("lossy flags: a resumed run's report is of its own weights and batch", "[lossy_flags]") {
+TEST_CASE("lossy flags: a resumed run reports the gradients of its weights and batch", "[lossy_flags]") {
   const files_test::TemporaryFolder folder;
   models::TrainOptions options = training(parsed("i8"), 22);
   options.setup.sizes.dropout = 0, options.eval_batches = 1;

@@ -29,7 +29,7 @@ inline Run run(const thimble::models::TrainOptions& options,
   return result;
 }
 
-/// Trains, and checks that the run took what was predicted.
+/// Trains and compares measured bytes with predicted ones.
 inline Run train_as_predicted(const thimble::models::TrainOptions& options) {
   Run run = trained_test::run(options);
   CHECK(run.report.differences() == "");

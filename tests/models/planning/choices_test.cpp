@@ -299,7 +299,7 @@ TEST_CASE("choices: what is sent away costs the time of its transfers", "[choice
     CHECK(price.time_overhead == Approx(seconds / plain_s - 1).epsilon(1e-9));
   }
   CHECK(found == 4);
-  // Unless a technique fits, it counts what is sent away without being asked.
+  // If no technique fits, offloading is priced, too.
   options.prices_away = false;
   const std::vector<nn::LeverPrice> of_steps = models::price_techniques(options, setup);
   options.budget_bytes = std::ranges::min(of_steps, {}, &nn::LeverPrice::minimum_bytes).minimum_bytes;

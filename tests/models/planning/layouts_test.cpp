@@ -115,7 +115,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
   }
 }
 
-TEST_CASE("layouts: shards divide what they cut", "[layouts]") {
+TEST_CASE("layouts: the number of shards divides heads, widths and sequence", "[layouts]") {
   models::FixedLayout fixed;
   fixed.tp = 4, fixed.cuts_sequence = true;
   models::Cluster cluster;
