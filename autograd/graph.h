@@ -41,7 +41,8 @@ struct TapeGraph {
     std::vector<std::int32_t> places;   ///< their indices in the operator's Saved
     std::uint32_t output = none;
     ops::Needs needs;
-    double multiply_adds = 0;  ///< of its forward, or 0 if only its memory traffic counts (core/ops/op.h)
+    double multiply_adds = 0;        ///< of its forward, or 0 if only its memory traffic counts (core/ops/op.h)
+    std::size_t gradient_bytes = 0;  ///< of all gradients before its backward, if a backward was observed
 
     template <class Op>
     bool is() const {

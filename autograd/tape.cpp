@@ -160,9 +160,9 @@ void Tape::train(const LeafSet* leaves) {
   recorded_->trained = leaves;
 }
 
-void Tape::observe() {
+void Tape::observe(std::vector<std::size_t>* gradient_bytes) {
   require_empty("observe");
-  recorded_->observer = std::make_unique<tape_detail::Observer>(*recorded_);
+  recorded_->observer = std::make_unique<tape_detail::Observer>(*recorded_, gradient_bytes);
 }
 
 std::vector<KeptTensor> Tape::kept(std::size_t node) const {

@@ -167,8 +167,9 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   std::vector<std::shared_ptr<const TapePlan>> plans;
   if (plan && chunks > 1) plans = split(*plan, chunks);
   std::vector<TapeGraph> graphs(recording.graph ? chunks : 0);
+  std::vector<std::vector<std::size_t>> gradient_bytes(graphs.size());
   const auto prepare = [&](Tape& tape, std::size_t chunk) {
-    if (recording.graph) tape.observe();
+    if (recording.graph) tape.observe(&gradient_bytes[chunk]);
     tape.follow(plans.empty() ? plan : plans[chunk], recording.tier);
     tape.train(recording.leaves);
     tape.time(recording.times);
@@ -211,6 +212,10 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     for (std::int64_t i = 0; i < count; ++i) backward({false, i}, *tape, forward({true, i}, *tape));
   } else {
     run_passes(*recording.stage, prepare, forward, backward);
+  }
+  for (std::size_t c = 0; c < graphs.size(); ++c) {
+    if (gradient_bytes[c].size() != graphs[c].nodes.size()) continue;  // the last forward was of another micro-batch
+    for (std::size_t n = 0; n < gradient_bytes[c].size(); ++n) graphs[c].nodes[n].gradient_bytes = gradient_bytes[c][n];
   }
   if (recording.graph) *recording.graph = join(std::move(graphs));
   if (ranks != nullptr) ranks->complete_gradients();

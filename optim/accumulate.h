@@ -25,7 +25,7 @@ class Pipeline;
 struct RecordingOptions {
   std::shared_ptr<const TapePlan> plan;  ///< followed by every recording, split over consecutive ones; may be null
   std::shared_ptr<memory::Tier> tier = nullptr;  ///< takes the plan's offloaded tensors
-  /// Receives the (last) recording, on a dry device (Tape::observe): a stage's chunks are joined.
+  /// Receives the (last) recording with its gradients' bytes, on a dry device (Tape::observe). Joins a stage's chunks.
   TapeGraph* graph = nullptr;
   std::size_t* nodes = nullptr;                     ///< receives the number of nodes of the (last) recording
   std::vector<const OpType*>* operators = nullptr;  ///< appends the operators of every recording; may be null

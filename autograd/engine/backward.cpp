@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include <thimble/autograd/engine/observer.h>
 #include <thimble/autograd/engine/recorded.h>
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/kernels/functors/elementwise_functors.h>
@@ -44,6 +45,7 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
   for (std::uint32_t i = count; i-- > 0;) {
     if (spills) spills->prefetch_before(i);
     context().path = recorded_.nodes[i].path;
+    if (recorded_.observer) recorded_.observer->note_gradients(i);
     run_node(i);
     recompute_.pass(i);
     for (; !due.empty() && recorded_.leaf_uses[due.back()].first_node == i; due.pop_back()) {

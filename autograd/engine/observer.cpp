@@ -37,6 +37,26 @@ void Observer::note_program() {
   in_program_.erase(std::remove_if(in_program_.begin(), in_program_.end(), is_left), in_program_.end());
 }
 
+// Counts each storage once, and none that the forward made.
+void Observer::note_gradients(std::uint32_t node) {
+  if (gradient_bytes_ == nullptr) return;
+  if (node + 1 == recorded_.nodes.size()) {  // the backward begins
+    gradient_bytes_->assign(recorded_.nodes.size(), 0);
+    of_forward_ = {nullptr};
+    for (const Tensor& t : tensors_) of_forward_.insert(t.storage().get());
+  }
+  std::unordered_map<const memory::Storage*, std::size_t> gradients;
+  const auto add = [&](const Tensor& gradient) {
+    const memory::Storage* const storage = gradient.storage().get();
+    if (!of_forward_.contains(storage)) gradients.emplace(storage, storage->bytes());
+  };
+  for (const Value& v : recorded_.values) {
+    if (v.grad_slot >= 0) add(recorded_.gradient(v));
+  }
+  for (const std::shared_ptr<tape::Leaf>& leaf : recorded_.leaves) add(leaf->grad);
+  for (const auto& [storage, bytes] : gradients) (*gradient_bytes_)[node] += bytes;
+}
+
 std::vector<std::uint32_t> Observer::program_until() const {
   std::vector<std::uint32_t> until = until_;
   for (const std::uint32_t v : left_by_program()) until[v] = static_cast<std::uint32_t>(recorded_.nodes.size()) - 1;

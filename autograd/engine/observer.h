@@ -10,6 +10,7 @@
 // it does.
 
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include <thimble/autograd/engine/recorded.h>
@@ -18,13 +19,17 @@ namespace thimble::tape_detail {
 
 class Observer {
  public:
-  explicit Observer(const Recorded& recorded) : recorded_(recorded) {}
+  /// `gradient_bytes` may be null.
+  Observer(const Recorded& recorded, std::vector<std::size_t>* gradient_bytes)
+      : recorded_(recorded), gradient_bytes_(gradient_bytes) {}
 
   void clear() noexcept;
   void add_value(const Tensor& t);
   void add_node(double multiply_adds) { work_.push_back(multiply_adds); }
   /// Called before a node runs: notes the values that the program has released.
   void note_program();
+  /// Called before a node's backward: notes the bytes of all gradients.
+  void note_gradients(std::uint32_t node);
 
   const std::vector<Tensor>& tensors() const noexcept { return tensors_; }
   const std::vector<double>& work() const noexcept { return work_; }
@@ -35,6 +40,8 @@ class Observer {
   std::vector<std::uint32_t> left_by_program() const;
 
   const Recorded& recorded_;
+  std::vector<std::size_t>* gradient_bytes_;  // per node
+  std::unordered_set<const memory::Storage*> of_forward_;
   std::vector<Tensor> tensors_;
   std::vector<std::uint32_t> until_;
   std::vector<std::uint32_t> in_program_;  // values that the program may still hold, ascending

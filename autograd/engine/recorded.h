@@ -127,6 +127,7 @@ class Recorded {
 
   void set_gradient(std::uint32_t value, Tensor gradient);
   Tensor take_gradient(std::uint32_t value) noexcept;
+  const Tensor& gradient(const Value& value) const { return slots_[static_cast<std::size_t>(value.grad_slot)]; }
 
   // A search marks the values that it meets. unmark_all() begins a search.
   void unmark_all() noexcept { ++mark_; }

@@ -238,19 +238,25 @@ constexpr std::size_t moments = 4;  // the last operator and the largest readers
 
 }  // namespace
 
-TimeBound::TimeBound(const Graph& graph, bool counts_gradients) {
+std::vector<Bytes> bytes_around_backwards(const Graph& graph) {
   validate(graph);
-  const GradientBytes gradients = counts_gradients ? gradient_bytes(graph) : GradientBytes();
+  const GradientBytes gradients = gradient_bytes(graph);
+  std::vector<Bytes> around;
+  for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+    const GraphOperator& op = graph.operators[i];
+    const bool is_over = op.is_backward_in_place || op.frees_reads_first;
+    around.push_back(op.backward_peak_bytes + (is_over ? gradients.before : gradients.during)[i]);
+  }
+  return around;
+}
+
+TimeBound::TimeBound(const Graph& graph, std::span<const Bytes> around) {
+  validate(graph);
   const auto read_bytes = [&](std::uint32_t op) {
     std::vector<std::uint32_t> reads = graph.operators[op].backward_reads;
     std::sort(reads.begin(), reads.end());
     reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-    Bytes bytes = 0;
-    if (counts_gradients) {
-      const GraphOperator& of = graph.operators[op];
-      const bool is_over = of.is_backward_in_place || of.frees_reads_first;
-      bytes = of.backward_peak_bytes + (is_over ? gradients.before : gradients.during)[op];
-    }
+    Bytes bytes = around.empty() ? 0 : around[op];
     for (const std::uint32_t t : reads) bytes += graph.tensors[t].is_given ? 0 : graph.tensors[t].bytes;
     return bytes;
   };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -87,13 +88,17 @@ class MinCut {
 // subset of K, so their bytes plus the bytes that v reads are within the limit. R takes at least the least time of a
 // choice within these bytes, which is at least the lower convex hull of all choices at these bytes (Lagrangian
 // relaxation, Everett 1963), which minimum cuts give exactly. The bound is the largest over several v, among them the
-// last operator. Gradients and temporaries count as 0 bytes, because some are windows of others. If none is, K cannot
-// use their memory: "begins" is then the moment of v's largest need, without gradients that v may write over others.
+// last operator. Bytes of gradients and temporaries at that moment reduce the limit if K cannot use their memory.
+
+/// The bytes of gradients and temporaries at the largest need of each operator's backward, without gradients that it
+/// may write over others. For a graph without windows.
+std::vector<Bytes> bytes_around_backwards(const Graph& graph);
 
 class TimeBound {
  public:
-  /// Counts gradients and temporaries of a graph without windows. Throws ValueError as validate(graph) does.
-  explicit TimeBound(const Graph& graph, bool counts_gradients = false);
+  /// `around` has the bytes beside the tensors when each operator's backward begins; empty for none. Throws ValueError
+  /// as validate(graph) does.
+  explicit TimeBound(const Graph& graph, std::span<const Bytes> around = {});
 
   /// Least extra time of a run that never holds more than `bytes` of the graph's tensors, beyond a run that keeps all.
   /// Never rises with `bytes`.
@@ -101,7 +106,7 @@ class TimeBound {
 
  private:
   struct Moment {
-    Bytes read_bytes = 0;                // by the moment's backward, with its temporaries and gradients if they count
+    Bytes read_bytes = 0;                // by the moment's backward, and those around it
     std::unique_ptr<const Graph> graph;  // the space points to it
     std::unique_ptr<KeptSpace> space;
   };

@@ -63,8 +63,8 @@ struct Plan {
   std::size_t lower_bound_bytes = 0;             ///< no placement of the same step needs less
   double step_s = 0;                             ///< by the cost model
   double time_overhead = 0;                      ///< over keeping everything: 0.1 is 10 % more
-  /// Lower bound of the time, by the cost model, of all plans of the step within the budget of fit(), or else within
-  /// peak_bytes (memory/remat/select.h). 0 if unknown, as for a plan from a file.
+  /// Lower bound of the time, by the cost model, of all plans of the step, alike for all micro-batches, within the
+  /// budget of fit(), or else within peak_bytes (memory/remat/select.h). 0 if unknown, as for a plan from a file.
   double least_step_s = 0;
   /// Upper bound of the plan's excess over the fastest possible: 0.01 is 1 %.
   double time_gap() const { return least_step_s > 0 ? step_s / least_step_s - 1 : 0; }

@@ -235,7 +235,7 @@ GraphPlan plan_graph(const StepGraph& step, std::size_t budget_bytes) {
     plan.height_bytes = height;
     plan.recompute_s = in_seconds(one.selection.cost);
     plan.step_s = base_s + plan.recompute_s;
-    remat::TimeBound bound(step.graph, true);
+    remat::TimeBound bound(step.graph, remat::bytes_around_backwards(step.graph));
     const std::size_t bytes = budget_bytes > 0 ? budget_bytes : peak;
     plan.least_step_s = base_s + in_seconds(bound.at(static_cast<Bytes>(bytes)));
     return plan;

@@ -100,16 +100,19 @@ std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::ve
   return bytes;
 }
 
-/// Bytes of blocks that live from before the second of two traced steps until after it.
+/// Bytes of blocks that live from before the second of two traced steps until after it, except gradients.
 std::size_t lasting_bytes(const MemoryProfile& profile) {
-  std::map<std::uint64_t, std::size_t> blocks;
+  std::map<std::uint64_t, const memory::Trace::Event*> blocks;  // by their latest event
   for (std::size_t i = 0; i < profile.step_ends[1]; ++i) {
     const memory::Trace::Event& event = profile.events[i];
-    if (event.action == memory::Trace::Action::free) blocks.erase(event.block);
-    if (event.action == memory::Trace::Action::allocate && i < profile.step_ends[0]) blocks[event.block] = event.bytes;
+    if (event.action == memory::Trace::Action::free) {
+      blocks.erase(event.block);
+    } else if (i < profile.step_ends[0] || blocks.contains(event.block)) {
+      blocks[event.block] = &event;
+    }
   }
   std::size_t bytes = 0;
-  for (const auto& [block, size] : blocks) bytes += size;
+  for (const auto& [block, event] : blocks) bytes += event->category == memory::Category::gradient ? 0 : event->bytes;
   return bytes;
 }
 
@@ -175,7 +178,7 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
   }
   if (!simpler_) whole_ = whole_plans(graph_, times, whole_count);
   if (!simpler_) {
-    bound_ = std::make_unique<remat::TimeBound>(whole_graph(graph_, times));
+    bound_ = std::make_unique<remat::TimeBound>(time_bound(graph_, times));
     lasting_bytes_ = lasting_bytes(profile_training(device_, run_with(plan_of(nullptr)), 2, true));
   }
   courses_.emplace_back();

@@ -160,6 +160,7 @@ class Block {
     for (std::uint32_t n = first; n < end; ++n) {
       add(n);
       operators_until_.push_back(static_cast<std::uint32_t>(block_.operators.size()));
+      gradient_bytes_.resize(block_.operators.size(), static_cast<remat::Bytes>(graph.nodes[n].gradient_bytes));
     }
     for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
       if (tensor_of_[storage] == none) continue;
@@ -184,6 +185,8 @@ class Block {
 
   const remat::Graph& graph() const noexcept { return block_; }
   remat::Bytes parameter_gradient_bytes() const noexcept { return parameter_gradient_bytes_; }
+  /// Of each operator: all gradients before its backward, as observed.
+  const std::vector<remat::Bytes>& gradient_bytes() const noexcept { return gradient_bytes_; }
   /// The tensor of a value of this block.
   std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_storage(graph_.values[value].storage); }
   std::uint32_t tensor_of_storage(std::uint32_t storage) const { return tensor_of_[storage]; }
@@ -256,12 +259,12 @@ class Block {
     t.name = "storage " + std::to_string(storage);
     t.bytes = static_cast<remat::Bytes>(graph_.storages[storage].bytes);
     t.is_given = uses_[storage].made_by < static_cast<std::int32_t>(first_);
-    if (t.is_given && uses_[storage].made_by >= 0) t.gradient_bytes = gradient_bytes(value);
+    if (t.is_given && uses_[storage].made_by >= 0) t.gradient_bytes = bytes_of_gradient(value);
     block_.tensors.push_back(t);
     return at;
   }
 
-  remat::Bytes gradient_bytes(std::uint32_t value) const {
+  remat::Bytes bytes_of_gradient(std::uint32_t value) const {
     const std::int32_t producer = graph_.values[value].producer;
     const bool needs = producer >= 0 && graph_.nodes[static_cast<std::size_t>(producer)].needs.any();
     return needs ? static_cast<remat::Bytes>(graph_.bytes_of(value)) : 0;
@@ -369,6 +372,7 @@ class Block {
   std::vector<std::uint32_t> operators_until_;  // number of operators up to each node
   remat::Graph block_;
   remat::Bytes parameter_gradient_bytes_ = 0;
+  std::vector<remat::Bytes> gradient_bytes_;
 };
 
 /// Finds the tensors that a chain's stages share, and their storages. A stage's last output that only the next stage
@@ -555,9 +559,10 @@ std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<Nod
   return plans;
 }
 
-remat::Graph whole_graph(const TapeGraph& graph, const std::vector<NodeTimes>& times) {
+remat::TimeBound time_bound(const TapeGraph& graph, const std::vector<NodeTimes>& times) {
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
-  return Block(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size())).graph();
+  const Block whole(recorded, 0, static_cast<std::uint32_t>(graph.nodes.size()));
+  return remat::TimeBound(whole.graph(), whole.gradient_bytes());
 }
 
 TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan) {

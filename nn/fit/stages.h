@@ -10,6 +10,7 @@
 #include <thimble/memory/remat/chain.h>
 #include <thimble/memory/remat/graph.h>
 #include <thimble/memory/remat/schedule.h>
+#include <thimble/memory/remat/select.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/spilling.h>
 
@@ -70,7 +71,7 @@ std::vector<WholePlan> whole_plans(const TapeGraph& graph, const std::vector<Nod
 
 TapePlan make_tape_plan(const StagedGraph& staged, const WholePlan& plan);
 
-/// A recording as a graph for the solvers, with times in nanoseconds.
-remat::Graph whole_graph(const TapeGraph& graph, const std::vector<NodeTimes>& times);
+/// The lower bound of a recording's plans, in nanoseconds. It counts the gradients that were observed.
+remat::TimeBound time_bound(const TapeGraph& graph, const std::vector<NodeTimes>& times);
 
 }  // namespace thimble::nn

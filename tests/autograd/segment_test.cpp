@@ -471,3 +471,21 @@ TEST_CASE("segment: a source that is overwritten between two nodes that run agai
     }
   }
 }
+
+TEST_CASE("tape: an observed backward notes the bytes of all gradients before each node", "[tape]") {
+  const Tensor w = zeros({256}).require_grad(), v = zeros({256}).require_grad();  // 1024 bytes each
+  std::vector<std::size_t> bytes;
+  Tape tape;
+  tape.observe(&bytes);
+  const auto loss = [&] {
+    const Recording on(tape);
+    const Tensor a = w * 2.0;
+    return mean(square(concat({tanh(a), a * v}, 0)));
+  };
+  // Of w * 2: a and v. Of tanh: the two windows on one storage, a and v. Of a * v: the windows. Of concat: its result.
+  // Of square and mean: one number.
+  tape.backward(loss());
+  CHECK(bytes == std::vector<std::size_t>{2048, 4096, 2048, 2048, 4, 4});
+  tape.backward(loss());  // now v and w already have gradients
+  CHECK(bytes == std::vector<std::size_t>{3072, 5120, 4096, 4096, 2052, 2052});
+}

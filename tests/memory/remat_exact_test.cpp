@@ -188,7 +188,7 @@ TEST_CASE("remat exact: the plans of a small U-Net and the bound on either side 
   net.add("out", {x}, 4, 5, {x});
   const Graph graph = net.build();
   const std::vector<remat::KeptPlan> plans = remat::peak_options(graph, 1000, remat::Reruns::any);
-  remat::TimeBound bound(graph, true), looser(graph);
+  remat::TimeBound bound(graph, remat::bytes_around_backwards(graph)), looser(graph);
   struct Row {
     Bytes budget;
     Time bound, best, most;  // the best is Exact's, which takes minutes for 17 tensors

@@ -18,18 +18,6 @@ using namespace thimble;
 using namespace thimble::models;
 using namespace thimble::testing;
 
-namespace {
-
-ModelOptions tiny(Build build, double dropout = 0) {
-  ModelOptions options;
-  options.layers = 2, options.width = 32, options.heads = 4, options.sequence = 16, options.vocabulary = 17;
-  options.dropout = dropout;
-  options.build = build;
-  return options;
-}
-
-}  // namespace
-
 TEST_CASE("models bert: parameter counts are the published ones", "[models][bert][quick]") {
   const struct {
     const char* name;
@@ -73,12 +61,12 @@ TEST_CASE("models bert: names and shapes are those of the public files", "[model
 
 TEST_CASE("models bert: fused and textbook builds agree up to rounding", "[models][bert][quick]") {
   // A key's bias has no gradient, since softmax ignores equal shifts of all keys; only rounding remains.
-  check_builds_agree<Bert>("bert-base", tiny, as_made, "key.bias");
+  check_builds_agree<Bert>("bert-base", tiny_text_model, as_made, "key.bias");
 }
 
 TEST_CASE("models bert: a token sees all others of its own sample", "[models][bert][quick]") {
   const Threads alone;
-  const auto model = make_seeded("bert-base", tiny(Build::fused, 0.1));
+  const auto model = make_seeded("bert-base", tiny_text_model(Build::fused, 0.1));
   model->eval();
   std::vector<std::int64_t> ids(2 * 16, 3);
   const auto logits = [&] { return to_host<double>(model->forward(from_host(ids, {2, 16}))); };  // (2, 16, 17)
@@ -98,7 +86,7 @@ TEST_CASE("models bert: a token sees all others of its own sample", "[models][be
 
 TEST_CASE("models bert: only hidden tokens are learned", "[models][bert][quick]") {
   const Threads alone;
-  const auto model = make_seeded("bert-base", tiny(Build::fused));
+  const auto model = make_seeded("bert-base", tiny_text_model(Build::fused));
   Batch batch = make_batch(*model, 2);
   const auto pass = run_pass(*model, batch);
   // The mean over the hidden tokens, by hand.
@@ -120,7 +108,7 @@ TEST_CASE("models bert: only hidden tokens are learned", "[models][bert][quick]"
 TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][quick]") {
   const Threads alone;
   for (const Build build : {Build::fused, Build::textbook}) {
-    const auto model = make_seeded("bert-base", tiny(build, 0.1));
+    const auto model = make_seeded("bert-base", tiny_text_model(build, 0.1));
     optim::AdamOptions options;
     options.rate = 3e-3, options.weight_decay = 0.1, options.smallest_decayed_rank = 2;
     optim::Adam optimizer(model->trainable(), options);
@@ -134,23 +122,7 @@ TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][qui
 }
 
 TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theory][quick]") {
-  struct Sizes {
-    std::int64_t b, s, h, a, layers, vocabulary;
-  };
-  const Sizes rows[] = {{2, 16, 32, 4, 2, 17}, {1, 9, 12, 3, 3, 5}, {3, 512, 768, 12, 2, 30522}};
-  for (const Sizes& row : rows) {
-    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
-      ModelOptions options;
-      options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
-      options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
-      for (const bool is_recomputed : {false, true}) {
-        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        const Theory theory = make_theory("bert-base", options, dtype);
-        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
-        check_theory<Bert>(theory, "bert-base", options, row.b, is_recomputed);
-      }
-    });
-  }
+  check_theories<Bert>("bert-base", {{2, 16, 32, 4, 2, 17}, {1, 9, 12, 3, 3, 5}, {3, 512, 768, 12, 2, 30522}});
   // The literature's figure and a single named remainder.
   ModelOptions textbook;
   textbook.build = Build::textbook;
@@ -163,7 +135,7 @@ TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theo
 }
 
 TEST_CASE("models bert: dry and real steps are the same events and the same peak", "[models][bert][quick]") {
-  for (const Build build : {Build::fused, Build::textbook}) check_dry_run("bert-base", tiny(build, 0.1), 3);
+  for (const Build build : {Build::fused, Build::textbook}) check_dry_run("bert-base", tiny_text_model(build, 0.1), 3);
 }
 
 TEST_CASE("models bert: bert-large is planned at full size within a second", "[models][bert][quick]") {
@@ -172,7 +144,7 @@ TEST_CASE("models bert: bert-large is planned at full size within a second", "[m
 
 TEST_CASE("models bert: weights are saved and loaded byte for byte", "[models][bert][quick]") {
   const Threads alone;
-  check_weights_round_trip("bert-base", tiny(Build::fused));
+  check_weights_round_trip("bert-base", tiny_text_model(Build::fused));
 }
 
 TEST_CASE("models bert: what does not fit is refused by name", "[models][bert][quick]") {

@@ -25,14 +25,6 @@ using namespace thimble::testing;
 
 namespace {
 
-ModelOptions tiny(Build build, double dropout = 0) {
-  ModelOptions options;
-  options.layers = 2, options.width = 32, options.heads = 4, options.sequence = 16, options.vocabulary = 17;
-  options.dropout = dropout;
-  options.build = build;
-  return options;
-}
-
 std::unique_ptr<Gpt> made(const ModelOptions& options, std::uint64_t seed = 1) {
   return make_seeded<Gpt>("char-gpt", options, {}, seed);
 }
@@ -112,7 +104,7 @@ TEST_CASE("models gpt: the loss starts at log V and falls", "[models][gpt]") {
   const Threads alone;
   for (const Build build : {Build::fused, Build::textbook}) {
     for (const double dropout : {0.0, 0.1}) {
-      const auto model = made(tiny(build, dropout));
+      const auto model = made(tiny_text_model(build, dropout));
       optim::Adam optimizer(model->trainable(), adam_options());
       RandomGenerator generator(2);
       const GeneratorScope scope(generator);
@@ -127,7 +119,7 @@ TEST_CASE("models gpt: the loss starts at log V and falls", "[models][gpt]") {
 TEST_CASE("models gpt: a token sees what is before it alone", "[models][gpt]") {
   const Threads alone;
   for (const Build build : {Build::fused, Build::textbook}) {
-    const auto model = made(tiny(build));
+    const auto model = made(tiny_text_model(build));
     model->eval();
     std::vector<std::int64_t> ids(16, 3);
     const auto logits = [&] { return to_host<double>(model->forward(from_host(ids, {1, 16}))); };  // (1, 16, 17)
@@ -141,28 +133,16 @@ TEST_CASE("models gpt: a token sees what is before it alone", "[models][gpt]") {
 }
 
 TEST_CASE("models gpt: fused and textbook builds agree up to rounding", "[models][gpt]") {
-  check_builds_agree<Gpt>("char-gpt", tiny);
+  check_builds_agree<Gpt>("char-gpt", tiny_text_model);
 }
 
 TEST_CASE("models gpt: theory is the ledger, to the byte", "[models][gpt][theory]") {
-  struct Sizes {
-    std::int64_t b, s, h, a, layers, vocabulary;
-  };
-  const Sizes rows[] = {{2, 16, 32, 4, 2, 17}, {1, 8, 12, 3, 3, 5},          {3, 33, 40, 5, 2, 101},
-                        {5, 1, 16, 2, 2, 3},   {4, 1024, 768, 12, 2, 50257}, {2, 128, 64, 1, 4, 64}};
-  for (const Sizes& row : rows) {
-    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
-      ModelOptions options;
-      options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
-      options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
-      for (const bool is_recomputed : {false, true}) {
-        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        const Theory theory = make_theory("gpt2", options, dtype);
-        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
-        check_theory<Gpt>(theory, "gpt2", options, row.b, is_recomputed);
-      }
-    });
-  }
+  check_theories<Gpt>("gpt2", {{2, 16, 32, 4, 2, 17},
+                               {1, 8, 12, 3, 3, 5},
+                               {3, 33, 40, 5, 2, 101},
+                               {5, 1, 16, 2, 2, 3},
+                               {4, 1024, 768, 12, 2, 50257},
+                               {2, 128, 64, 1, 4, 64}});
 }
 
 TEST_CASE("models gpt: the textbook's terms are the literature's and one named remainder", "[models][gpt][theory]") {
@@ -194,7 +174,8 @@ TEST_CASE("models gpt: the textbook's terms are the literature's and one named r
 TEST_CASE("models gpt: dry and real steps are the same events and the same peak", "[models][gpt]") {
   for (const Build build : {Build::fused, Build::textbook}) {
     for (const bool is_recomputed : {false, true}) {
-      check_dry_run<Gpt>("char-gpt", tiny(build, 0.1), 3, [&](Gpt& model) { model.recompute_blocks(is_recomputed); });
+      check_dry_run<Gpt>("char-gpt", tiny_text_model(build, 0.1), 3,
+                         [&](Gpt& model) { model.recompute_blocks(is_recomputed); });
     }
   }
 }
@@ -202,8 +183,8 @@ TEST_CASE("models gpt: dry and real steps are the same events and the same peak"
 TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
   const Threads alone;
   const files_test::TemporaryFolder folder;
-  const auto a = made(tiny(Build::fused, 0.1));
-  const auto b = made(tiny(Build::textbook, 0.1), 2);
+  const auto a = made(tiny_text_model(Build::fused, 0.1));
+  const auto b = made(tiny_text_model(Build::textbook, 0.1), 2);
   nn::save_weights(*a, folder / "w");
   nn::load_weights(*b, folder / "w");
   nn::save_weights(*b, folder / "v");
@@ -213,7 +194,7 @@ TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
   std::vector<double> straight, resumed;
   RandomGenerator generator(4), half(4), other(5);
   optim::Adam optimizer(a->trainable(), adam_options());
-  const auto c = made(tiny(Build::fused, 0.1)), d = made(tiny(Build::fused, 0.1), 9);
+  const auto c = made(tiny_text_model(Build::fused, 0.1)), d = made(tiny_text_model(Build::fused, 0.1), 9);
   optim::Adam first(c->trainable(), adam_options()), second(d->trainable(), adam_options());
   for (std::uint64_t i = 0; i < 6; ++i) straight.push_back(train_step(*a, optimizer, generator, i));
   for (std::uint64_t i = 0; i < 3; ++i) resumed.push_back(train_step(*c, first, half, i));
@@ -225,7 +206,7 @@ TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
 
 TEST_CASE("models gpt: generation continues a prompt, the same for the same seed", "[models][gpt]") {
   const Threads alone;
-  const auto model = made(tiny(Build::fused, 0.1));
+  const auto model = made(tiny_text_model(Build::fused, 0.1));
   const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence of 16
   REQUIRE(tokens.size() == 22);
   CHECK((tokens[0] == 1 && tokens[1] == 2));

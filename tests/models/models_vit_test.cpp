@@ -121,23 +121,7 @@ TEST_CASE("models vit: the loss starts at log K and falls", "[models][vit][quick
 }
 
 TEST_CASE("models vit: theory is the ledger, to the byte", "[models][vit][theory][quick]") {
-  struct Sizes {
-    std::int64_t b, image, h, a, layers, classes;
-  };
-  const Sizes rows[] = {{2, 32, 24, 3, 2, 10}, {1, 16, 12, 1, 3, 7}, {3, 224, 768, 12, 2, 1000}};
-  for (const Sizes& row : rows) {
-    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
-      ModelOptions options;
-      options.image = row.image, options.width = row.h, options.heads = row.a, options.layers = row.layers;
-      options.classes = row.classes, options.dropout = dropout, options.build = build;
-      for (const bool is_recomputed : {false, true}) {
-        CAPTURE(row.image, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        const Theory theory = make_theory("vit-b16", options, dtype);
-        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
-        check_theory<Vit>(theory, "vit-b16", options, row.b, is_recomputed);
-      }
-    });
-  }
+  check_theories<Vit>("vit-b16", {{2, 32, 24, 3, 2, 10}, {1, 16, 12, 1, 3, 7}, {3, 224, 768, 12, 2, 1000}});
 }
 
 TEST_CASE("models vit: dry and real steps are the same events and the same peak", "[models][vit][quick]") {

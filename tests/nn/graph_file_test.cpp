@@ -334,7 +334,7 @@ TEST_CASE("graph file: plans against every selection", "[plan][slow]") {
       dropped += dropping.drops.size();
     }
     const nn::StepGraph step = read(json_of(graph, graphs % 2 == 0));
-    remat::TimeBound bound(graph, true), looser(graph);
+    remat::TimeBound bound(graph, remat::bytes_around_backwards(graph)), looser(graph);
     remat::Time best = remat::largest_total;
     for (const auto& [peak, cost] : least) {
       best = std::min(best, cost);

@@ -30,6 +30,14 @@
 
 namespace thimble::testing {
 
+inline models::ModelOptions tiny_text_model(models::Build build, double dropout = 0) {
+  models::ModelOptions options;
+  options.layers = 2, options.width = 32, options.heads = 4, options.sequence = 16, options.vocabulary = 17;
+  options.dropout = dropout;
+  options.build = build;
+  return options;
+}
+
 /// Sets the number of threads for a scope: small models are quicker on one thread.
 class Threads {
  public:
@@ -281,6 +289,31 @@ void for_each_form(double dropout, Check&& check) {
     for (const double p : {0.0, dropout}) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) check(build, p, dtype);
     }
+  }
+}
+
+/// Batch, tokens of a sequence (pixels of an image's side), width, heads, layers, tokens of a vocabulary (classes).
+struct TheorySizes {
+  std::int64_t b, s, h, a, layers, classes;
+};
+
+/// check_theory() in every form, also recomputed.
+template <class M>
+void check_theories(std::string_view name, std::initializer_list<TheorySizes> rows) {
+  for (const TheorySizes& row : rows) {
+    for_each_form(0.1, [&](models::Build build, double dropout, DType dtype) {
+      models::ModelOptions options;
+      const bool is_text = !name.starts_with("vit");
+      (is_text ? options.sequence : options.image) = row.s, options.width = row.h, options.heads = row.a;
+      (is_text ? options.vocabulary : options.classes) = row.classes, options.layers = row.layers;
+      options.dropout = dropout, options.build = build;
+      for (const bool is_recomputed : {false, true}) {
+        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
+        const models::Theory theory = models::make_theory(name, options, dtype);
+        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
+        check_theory<M>(theory, name, options, row.b, is_recomputed);
+      }
+    });
   }
 }
 
