@@ -8,10 +8,6 @@
 # and all bytes of the checkpoint are equal.
 set -eu
 
-if [ $# -lt 2 ] || [ $# -gt 3 ]; then
-  echo "usage: $0 PROGRAM TEXT [STEPS]" >&2
-  exit 2
-fi
 program=$1 text=$2 steps=${3:-200}
 budget_mib=72
 rest_mib=64 # outside the arena: code, heap, thread stacks, the text
