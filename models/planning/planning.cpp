@@ -498,32 +498,37 @@ Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak
                               ", more than the budget of " + memory::exact_bytes(budget_bytes),
                           budget_bytes, one);
   }
-  // Upwards until one fails: where the line through the last two meets the budget, but at most 16 times as far, because
-  // a line through two small sizes says little.
   Probe before = fits, fails = probe(2);
-  while (fails.bytes <= budget) {
-    before = fits;
-    fits = fails;
-    if (fits.size >= most_of_extent) {
-      throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
-                       " are within the budget of " + memory::exact_bytes(budget_bytes));
+  while (true) {
+    // Upwards until one fails: where the line through the last two meets the budget, but at most 16 times as far,
+    // because a line through two small sizes says little.
+    while (fails.bytes <= budget) {
+      before = fits;
+      fits = fails;
+      if (fits.size >= most_of_extent) {
+        throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
+                         " are within the budget of " + memory::exact_bytes(budget_bytes));
+      }
+      const std::int64_t most = std::min(fits.size * 16, most_of_extent);
+      const std::int64_t ahead = by_line(before, fits, budget, fits.size, most + 1);
+      // By the line, one more is the first to fail.
+      fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
     }
-    const std::int64_t most = std::min(fits.size * 16, most_of_extent);
-    const std::int64_t ahead = by_line(before, fits, budget, fits.size, most + 1);
-    // By the line, one more is the first to fail.
-    fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
+    // Between: twice by the line through the two, then once by bisection.
+    for (int tries = 0; fails.size - fits.size > 1; ++tries) {
+      const std::int64_t middle = tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2
+                                                 : by_line(fits, fails, budget, fits.size, fails.size);
+      const Probe next = probe(middle);
+      (next.bytes <= budget ? fits : fails) = next;
+    }
+    found.size = fits.size;
+    found.peak_bytes = static_cast<std::size_t>(fits.bytes);
+    found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
+    // Peaks are not quite linear: a sixteenth more may fit again.
+    if (fits.size < 32) return found;
+    fails = probe(std::min(fits.size + fits.size / 16, most_of_extent));
+    if (fails.bytes > budget) return found;
   }
-  // Between: twice by the line through the two, then once by bisection.
-  for (int tries = 0; fails.size - fits.size > 1; ++tries) {
-    const std::int64_t middle =
-        tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2 : by_line(fits, fails, budget, fits.size, fails.size);
-    const Probe next = probe(middle);
-    (next.bytes <= budget ? fits : fails) = next;
-  }
-  found.size = fits.size;
-  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
-  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
-  return found;
 }
 
 Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& planner, std::size_t budget_bytes) {

@@ -121,10 +121,10 @@ struct Largest {
 };
 
 /// A size that fits although one more does not. Peaks are nearly linear in the batch, and in the sequence unless an
-/// operator keeps its square. So the search follows the line through the two nearest known peaks, and bisects where
-/// that does not close in. Every probe is a dry run; the result and one more are both probed. A batch is rounded up to
-/// whole micro-batches, so the largest is a multiple of them. Throws BudgetError when a size of 1 does not fit,
-/// ValueError when 2^24 does, and for the sequence of a model over images.
+/// operator keeps its square. So the search follows the line through the two nearest known peaks, bisects where that
+/// does not close in, and from 32 on tries a sixteenth more than the result. Every probe is a dry run; the result and
+/// one more are both probed. A batch is rounded up to whole micro-batches, so the largest is a multiple of them. Throws
+/// BudgetError when a size of 1 does not fit, ValueError when 2^24 does, and for the sequence of a model over images.
 Largest find_largest(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search,
                      Extent extent = Extent::batch);
 

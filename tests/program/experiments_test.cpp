@@ -125,6 +125,8 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
       CHECK(found.probes <= c.probes);
     }
   }
+  const auto bump = [](std::int64_t b) { return std::size_t(1000 + 7 * b + (b >= 200 && b < 210 ? 500 : 0)); };
+  CHECK(models::search_largest(bump, 2600).size == 228);  // not 199
   const auto constant = [](std::int64_t) { return std::size_t{10}; };
   CHECK_THROWS_WITH(models::search_largest(constant, 9),
                     "`finds_batch`: a batch of 1 needs 10 B, more than the budget of 9 B");
