@@ -1,9 +1,11 @@
 #pragma once
-// Conversions between rows of float and of the two 16-bit formats in AVX2 and F16C instructions, with the codec's bits.
+// Conversions between rows of float and of the two 16-bit formats in AVX2 and F16C instructions, with the codec's bits,
+// and transposes of such rows.
 // Functions of f16 need this_processor().has_f16c.
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/numbers/minifloat.h>
@@ -30,6 +32,37 @@ THIMBLE_TARGET_F16C inline __m256 load_8(const f16* from) {
 }
 THIMBLE_TARGET_F16C inline __m256 load_8(const bf16* from) {
   return floats_8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), bf16{});
+}
+
+/// out[p * out_stride + r] = in[r * in_stride + p] for 8 x 8 elements, in registers: rows i and i + 4 are put side by
+/// side, then pairs and quadruples are exchanged.
+template <class From>
+THIMBLE_TARGET_F16C THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
+                                                             std::int64_t out_stride) {
+  __m256 row[8], pair[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const From *const a = in + i * in_stride, *const b = a + 4 * in_stride;
+    if constexpr (std::is_same_v<From, float>) {  // loads of halves, which need no shuffle
+      row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a)), _mm_loadu_ps(b), 1);
+      row[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a + 4)), _mm_loadu_ps(b + 4), 1);
+    } else {
+      const __m256 low = load_8(a), high = load_8(b);
+      row[i] = _mm256_permute2f128_ps(low, high, 0x20);
+      row[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int p = i / 2 * 4 + i % 2, k = i / 2 * 4 + i % 2 * 2;
+    _mm256_storeu_ps(out + k * out_stride, _mm256_shuffle_ps(pair[p], pair[p + 2], 0x44));
+    _mm256_storeu_ps(out + (k + 1) * out_stride, _mm256_shuffle_ps(pair[p], pair[p + 2], 0xEE));
+  }
 }
 
 /// Codes of eight values, none of them NaN.

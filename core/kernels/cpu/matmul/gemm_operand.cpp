@@ -22,32 +22,6 @@ void transpose_plain(const From* in, std::int64_t in_stride, int rows, int depth
 
 #if defined(__x86_64__)
 
-/// 8 x 8 elements in registers: pairs, then quadruples, then halves are exchanged.
-template <class From>
-THIMBLE_TARGET_F16C THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
-                                                             std::int64_t out_stride) {
-  __m256 row[8], pair[8], quad[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) row[i] = load_8(in + i * in_stride);
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
-    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    quad[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
-    quad[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xEE);
-    quad[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
-    quad[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xEE);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(out + i * out_stride, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * out_stride, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31));
-  }
-}
-
 template <class From>
 THIMBLE_TARGET_F16C void transpose_avx2(const From* in, std::int64_t in_stride, int rows, int depth, float* out,
                                         std::int64_t out_stride) {
