@@ -5,6 +5,8 @@
 #include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
 #include <thimble/core/kernels/lines.h>
 #include <thimble/core/kernels/shared/line_math.h>
 #include <thimble/core/kernels/table_for.h>
@@ -62,19 +64,36 @@ void for_each_chunk(const void* x, DType dtype, const LineShape& s, std::int64_t
   }
 }
 
+// Replaces element k of line i, values[k * lines + i], by the running sum.
+template <std::int64_t lines>
+struct CumSumSideBySide {
+  static void run(float* values, double* totals, std::int64_t n, bool is_reverse) {
+    double sums[lines];
+    std::copy(totals, totals + lines, sums);
+    for (std::int64_t k = 0; k < n; ++k) {
+      float* const at = values + (is_reverse ? n - 1 - k : k) * lines;
+      for (std::int64_t i = 0; i < lines; ++i) sums[i] += static_cast<double>(at[i]);
+      for (std::int64_t i = 0; i < lines; ++i) at[i] = static_cast<float>(sums[i]);
+    }
+    std::copy(sums, sums + lines, totals);
+  }
+};
+
 template <class T, std::int64_t lines>
 void cumsum_lines(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
   const LineShape& s = args.shape;
-  if (args.dtype == DType::f32) {  // a buffer would take longer than the sums
+  if (args.dtype == DType::f32) {
     const float* const in = static_cast<const float*>(args.in) + outer * s.length;
     float* const out = static_cast<float*>(args.out) + outer * s.length;
-    for (std::int64_t i = 0; i < lines * s.length; i += s.length) {
-      T sum = 0;
-      for (std::int64_t k = 0; k < s.length; ++k) {
-        const std::int64_t place = i + (args.is_reverse ? s.length - 1 - k : k);
-        sum += static_cast<T>(in[place]);
-        out[place] = static_cast<float>(sum);
-      }
+    const auto turn = gemm_detail::transpose<float>(isa());
+    alignas(64) float values[lines * tile];
+    double totals[lines] = {};
+    for (std::int64_t done = 0; done < s.length; done += tile) {
+      const std::int64_t n = std::min(tile, s.length - done), first = args.is_reverse ? s.length - done - n : done;
+      turn(in + first, s.length, int{lines}, static_cast<int>(n), values, lines);
+      run_variant<CumSumSideBySide<lines>>(static_cast<float*>(values), static_cast<double*>(totals), n,
+                                           args.is_reverse);
+      turn(values, lines, static_cast<int>(n), int{lines}, out + first, s.length);
     }
     return;
   }
