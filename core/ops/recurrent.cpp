@@ -152,7 +152,8 @@ ParameterGradients parameter_gradients(const Layer& l, const Tensor& dx_gates, c
     }
   }
   if (needs.bias_ih) d.bias_ih = column_sum(of_x);
-  if (needs.bias_hh) d.bias_hh = column_sum(rows_of(dh_gates));
+  const bool has_one_sum = dx_gates.storage() == dh_gates.storage() && d.bias_ih.defined();
+  if (needs.bias_hh) d.bias_hh = has_one_sum ? clone(d.bias_ih) : column_sum(rows_of(dh_gates));
   if (needs.x) {
     d.x = Tensor::empty(x.shape(), l.dtype, l.device);
     matmul_into({l.name, of_x, w.ih, rows_of(d.x), Tensor(), Tensor()});
