@@ -53,7 +53,7 @@ struct Huber {
   template <class T>
   THIMBLE_HD T fwd(T a, T b) const {
     const T d = a - b, size = d < T(0) ? -d : d, most = static_cast<T>(delta);
-    return size <= most ? T(0.5) * d * d : most * (size - T(0.5) * most);
+    return math::select_if_near(d, most, T(0.5) * d * d, most * (size - T(0.5) * most));
   }
   template <class T>
   THIMBLE_HD T bwd_lhs(Lhs<T> a, Rhs<T> b, T dy) const {
@@ -94,14 +94,24 @@ struct BceWithLogits {
   }
 
  private:
+  /// x if x > 0, else 0; the float form has no branch, so that loops over it vectorize.
+  template <class T>
+  THIMBLE_HD static T positive_part(T x) {
+    return x > T(0) ? x : T(0);
+  }
+  THIMBLE_HD static float positive_part(float x) {
+    using math::detail::bits_of;
+    return math::detail::from_bits(bits_of(x) & ((bits_of(x) >> 31) - 1));
+  }
+
   /// log(1 + e^z) and log(1 + e^-z).
   template <class T>
   struct Softplus {
     T plus, minus;
     THIMBLE_HD explicit Softplus(T z) {
       const T rest = math::softplus_rest(z);
-      plus = (z > T(0) ? z : T(0)) + rest;
-      minus = rest - (z > T(0) ? T(0) : z);
+      plus = positive_part(z) + rest;
+      minus = rest + positive_part(-z);
     }
   };
 };
