@@ -38,16 +38,11 @@ void move_elements(const std::byte* from, std::int64_t from_stride, std::byte* t
     std::memcpy(to, from, static_cast<std::size_t>(n) * size);
     return;
   }
-  switch (size) {
-    case 1:
-      return move_words<std::uint8_t>(from, from_stride, to, to_stride, n);
-    case 2:
-      return move_words<std::uint16_t>(from, from_stride, to, to_stride, n);
-    case 4:
-      return move_words<std::uint32_t>(from, from_stride, to, to_stride, n);
-    default:
-      return move_words<std::uint64_t>(from, from_stride, to, to_stride, n);
-  }
+  const auto move = size == 1   ? move_words<std::uint8_t>
+                    : size == 2 ? move_words<std::uint16_t>
+                    : size == 4 ? move_words<std::uint32_t>
+                                : move_words<std::uint64_t>;
+  move(from, from_stride, to, to_stride, n);
 }
 
 // One run with conversion: through dense chunks where elements are not contiguous.

@@ -208,16 +208,9 @@ BadIndex gather_by(const GatherArgs& args) {
 }
 
 BadIndex gather(const GatherArgs& args) {
-  switch (size_of(args.dtype)) {
-    case 1:
-      return gather_by<std::uint8_t>(args);
-    case 2:
-      return gather_by<std::uint16_t>(args);
-    case 4:
-      return gather_by<std::uint32_t>(args);
-    default:
-      return gather_by<std::uint64_t>(args);
-  }
+  const std::size_t size = size_of(args.dtype);
+  if (size <= 2) return size == 1 ? gather_by<std::uint8_t>(args) : gather_by<std::uint16_t>(args);
+  return size == 4 ? gather_by<std::uint32_t>(args) : gather_by<std::uint64_t>(args);
 }
 
 template <class T, class Index>
@@ -258,14 +251,8 @@ BadIndex add_by(const GatherArgs& args) {
 }
 
 BadIndex scatter_add(const GatherArgs& args) {
-  switch (compute_type(args.dtype)) {
-    case ComputeType::f64:
-      return add_by<double>(args);
-    case ComputeType::f32:
-      return add_by<float>(args);
-    default:
-      return add_by<std::int64_t>(args);
-  }
+  if (!is_floating(args.dtype)) return add_by<std::int64_t>(args);
+  return args.dtype == DType::f64 ? add_by<double>(args) : add_by<float>(args);
 }
 
 }  // namespace gather_detail
