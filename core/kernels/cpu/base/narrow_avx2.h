@@ -1,7 +1,6 @@
 #pragma once
-// Conversions between rows of float and of the two 16-bit formats in AVX2 and F16C instructions, with the codec's bits,
-// and transposes of such rows.
-// Functions of f16 need this_processor().has_f16c.
+// Conversions between rows of float and of the two 16-bit formats in AVX2 and F16C instructions, with the codec's bits;
+// transposes. Functions of f16 need this_processor().has_f16c.
 
 #include <cstdint>
 #include <cstring>
@@ -34,8 +33,7 @@ THIMBLE_TARGET_F16C inline __m256 load_8(const bf16* from) {
   return floats_8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), bf16{});
 }
 
-/// out[p * out_stride + r] = in[r * in_stride + p] for 8 x 8 elements, in registers: rows i and i + 4 are put side by
-/// side, then pairs and quadruples are exchanged.
+/// The transpose of 8 x 8 elements: rows i and i + 4 are put side by side, then pairs and quadruples are exchanged.
 template <class From>
 THIMBLE_TARGET_F16C THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
                                                              std::int64_t out_stride) {

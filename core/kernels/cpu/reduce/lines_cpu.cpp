@@ -64,39 +64,31 @@ void for_each_chunk(const void* x, DType dtype, const LineShape& s, std::int64_t
   }
 }
 
-// Replaces element k of line i, values[k * lines + i], by the running sum.
+// Sums of f32 lines, which are transposed for it.
 template <std::int64_t lines>
 struct CumSumSideBySide {
-  static void run(float* values, double* totals, std::int64_t n, bool is_reverse) {
-    double sums[lines];
-    std::copy(totals, totals + lines, sums);
-    for (std::int64_t k = 0; k < n; ++k) {
-      float* const at = values + (is_reverse ? n - 1 - k : k) * lines;
-      for (std::int64_t i = 0; i < lines; ++i) sums[i] += static_cast<double>(at[i]);
-      for (std::int64_t i = 0; i < lines; ++i) at[i] = static_cast<float>(sums[i]);
+  static void run(const CumSumArgs& args, std::int64_t outer) {
+    const std::int64_t length = args.shape.length, start = outer * length;
+    const auto turn = gemm_detail::transpose<float>(isa());
+    alignas(64) float values[lines * tile];
+    double sums[lines] = {};
+    for (std::int64_t done = 0; done < length; done += tile) {
+      const std::int64_t n = std::min(tile, length - done), first = args.is_reverse ? length - done - n : done;
+      turn(static_cast<const float*>(args.in) + start + first, length, int{lines}, static_cast<int>(n), values, lines);
+      for (std::int64_t k = 0; k < n; ++k) {
+        float* const at = values + (args.is_reverse ? n - 1 - k : k) * lines;
+        for (std::int64_t i = 0; i < lines; ++i) sums[i] += static_cast<double>(at[i]);
+        for (std::int64_t i = 0; i < lines; ++i) at[i] = static_cast<float>(sums[i]);
+      }
+      turn(values, lines, static_cast<int>(n), int{lines}, static_cast<float*>(args.out) + start + first, length);
     }
-    std::copy(sums, sums + lines, totals);
   }
 };
 
 template <class T, std::int64_t lines>
 void cumsum_lines(const CumSumArgs& args, DType out_dtype, std::int64_t outer) {
   const LineShape& s = args.shape;
-  if (args.dtype == DType::f32) {
-    const float* const in = static_cast<const float*>(args.in) + outer * s.length;
-    float* const out = static_cast<float*>(args.out) + outer * s.length;
-    const auto turn = gemm_detail::transpose<float>(isa());
-    alignas(64) float values[lines * tile];
-    double totals[lines] = {};
-    for (std::int64_t done = 0; done < s.length; done += tile) {
-      const std::int64_t n = std::min(tile, s.length - done), first = args.is_reverse ? s.length - done - n : done;
-      turn(in + first, s.length, int{lines}, static_cast<int>(n), values, lines);
-      run_variant<CumSumSideBySide<lines>>(static_cast<float*>(values), static_cast<double*>(totals), n,
-                                           args.is_reverse);
-      turn(values, lines, static_cast<int>(n), int{lines}, out + first, s.length);
-    }
-    return;
-  }
+  if (args.dtype == DType::f32) return run_variant<CumSumSideBySide<lines>>(args, outer);
   T sums[lines] = {};
   for_each_chunk<T, lines>(args.in, args.dtype, s, outer, args.is_reverse,
                            [&](std::int64_t first, std::int64_t n, T* values, std::int64_t pitch) {

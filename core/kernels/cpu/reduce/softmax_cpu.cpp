@@ -46,19 +46,6 @@ inline const T* read_scaled(const SoftmaxArgs& args, std::int64_t base, std::int
   return buffer;
 }
 
-// Elements whose exponentials are computed while as many of the next row are on their way.
-constexpr std::int64_t piece = 256;
-
-// Prefetches elements [begin, end) of the row from `base` on, to be read or (`is_written` = 1) written.
-template <int is_written, class Row>
-THIMBLE_ALWAYS_INLINE void prefetch_next(const Row& row, std::int64_t base, std::int64_t begin, std::int64_t end) {
-  if (row.step != 1) return;
-  const std::byte* const last = element_at(row.data, row.dtype, base + end);
-  for (const std::byte* line = element_at(row.data, row.dtype, base + begin); line < last; line += 64) {
-    __builtin_prefetch(line, is_written);
-  }
-}
-
 template <class T, bool is_fused>
 inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64_t y_base, std::int64_t count) {
   alignas(64) T room[row_chunk];
@@ -75,10 +62,14 @@ inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
     if (!is_one_chunk) z = read_scaled(args, x_base, at, n, room);
-    for (std::int64_t begin = 0; begin < n; begin += piece) {
+    const bool is_in_place = is_stored_directly && z != room;
+    constexpr std::int64_t piece = 256, line = 64 / sizeof(T);
+    for (std::int64_t begin = 0; begin < n; begin += piece) {  // while the same elements of the next row are fetched
       const std::int64_t end = std::min(n, begin + piece);
-      prefetch_next<0>(args.x, x_base + args.length, at + begin, at + end);
-      prefetch_next<1>(args.y, y_base + args.length, at + begin, at + end);
+      for (std::int64_t i = begin; is_in_place && i < end; i += line) {
+        __builtin_prefetch(z + i + args.length);
+        __builtin_prefetch(static_cast<T*>(args.y.data) + y_base + at + i + args.length, 1);
+      }
       for (std::int64_t i = begin; i < end; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
     }
     total += row_sum_of<is_fused>(static_cast<const T*>(e), n);
