@@ -94,15 +94,17 @@ struct BceWithLogits {
   }
 
  private:
-  /// x if x > 0, else 0; the float form has no branch, so that loops over it vectorize.
+  /// x if x > 0, else 0.
   template <class T>
   THIMBLE_HD static T positive_part(T x) {
     return x > T(0) ? x : T(0);
   }
+#if !defined(__CUDA_ARCH__)  // without a branch, so that loops over it vectorize
   THIMBLE_HD static float positive_part(float x) {
     using math::detail::bits_of;
     return math::detail::from_bits(bits_of(x) & ((bits_of(x) >> 31) - 1));
   }
+#endif
 
   /// log(1 + e^z) and log(1 + e^-z).
   template <class T>
