@@ -637,17 +637,21 @@ void TrainerRun::finish(FunctionRef<void()> step) {
     step();
     return between();
   }
-  if (saves && comes_between(options.save_every) && steps_ < options.steps) {
-    visit_save();
+  const auto step_on = [&] {
+    steps_ = std::min(steps_, options.steps - 1);  // the last step again, if there are no more
     step();
+  };
+  if (saves && comes_between(options.save_every)) {
+    visit_save();
+    step_on();
   }
   between();
   if (comes_between(options.evaluate_every)) {
-    for (std::uint64_t before = layout(), after = 0; steps_ < options.steps; before = after) {
-      step();
+    for (std::uint64_t before = layout(), after = 0;; before = after) {
+      step_on();
       between();
       after = layout();
-      if (after == before) break;  // all later steps repeat this one
+      if (after == before || steps_ == options.steps) break;  // all later steps repeat this one
     }
   }
   run_->end(false);
@@ -696,6 +700,7 @@ void TrainerRun::visit_save() {
 
 void TrainerRun::refuse_checkpoint(const std::string& why) {
   if (parallel(0) == nullptr) return;
+  rest();
   const RankFiles files = rank_files();
   nn::refuse_checkpoint(*run_->modules().front(), *parallel(0), run_->optimizer(0), files.whole, why, files.later);
 }
@@ -717,10 +722,10 @@ Metadata TrainerRun::metadata() {
 
 void TrainerRun::write_checkpoint(const std::string& path) {
   const CheckpointParts parts = checkpoint_parts();
-  const auto is_away = [](const optim::Optimizer* optimizer) { return optimizer->updates_one_by_one(); };
-  if (std::any_of(parts.optimizers.begin(), parts.optimizers.end(), is_away)) rest();
-  const bool overwrites = trainer_options_.overwrites;
   dist::DataParallel* const all = parallel(0);
+  const auto is_away = [](const optim::Optimizer* optimizer) { return optimizer->updates_one_by_one(); };
+  if (all != nullptr || std::any_of(parts.optimizers.begin(), parts.optimizers.end(), is_away)) rest();
+  const bool overwrites = trainer_options_.overwrites;
   if (all == nullptr) return save_checkpoint(path, parts, generator_, metadata(), scaler_.get(), overwrites);
   const RankFiles files = rank_files();
   save_checkpoint(path, *parts.modules.front(), *all, run_->optimizer(0), files.whole, generator_, metadata(),

@@ -29,11 +29,13 @@ struct Row {
   std::size_t bucket_bytes = 32 << 10;  // several buckets
   bool has_budget = false;
   int read_ahead = 1;
+  std::int64_t save_every = 0;
 
   std::string text() const {
     return model + " on " + std::to_string(ranks) + " ranks, stage " + std::to_string(zero) + ", " +
            std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
-           (has_budget ? ", budget" : "") + ", " + std::to_string(read_ahead) + " units read ahead";
+           (has_budget ? ", budget" : "") + ", " + std::to_string(read_ahead) + " units read ahead, saved every " +
+           std::to_string(save_every) + " steps";
   }
 };
 
@@ -44,7 +46,7 @@ models::TrainOptions options_of(const Row& row) {
   if (row.model == "char-gpt" || row.model == "bert-base") {
     sizes.layers = 2, sizes.width = 32, sizes.heads = 2, sizes.sequence = 16, sizes.dropout = 0.1;
     if (row.model == "bert-base") sizes.vocabulary = 96;
-  } else {
+  } else if (row.model != "mlp") {
     sizes.image = 16, sizes.width = 8;
   }
   options.setup.batch = 12, options.setup.optimizer.name = row.optimizer;
@@ -68,7 +70,7 @@ void check_row(const Row& row, const TemporaryFolder& folder) {
   INFO(row.text());
   models::TrainOptions options = options_of(row);
   if (row.has_budget) options.budget_bytes = testing::least_budget(options);
-  options.save = folder / "ranks";
+  options.save = folder / "ranks", options.save_every = row.save_every;
   const models::TrainReport report = train(options);
   models::TrainOptions one = alone(options);
   one.save = folder / "one";
@@ -118,7 +120,9 @@ TEST_CASE("ranks: a named model's run on several has the file, the losses and th
                                                      {"bert-base", 4, 2, 3, "", "adamw8"},
                                                      {"resnet18", 2, 1},
                                                      {"resnet18", 2, 3, 1, "O1"},
-                                                     {"resnet18", 3, 2, 1, "", "momentum8"}}));
+                                                     {"resnet18", 3, 2, 1, "", "momentum8"},
+                                                     {"mlp", 2, 1, 1, "", "adamw", 32 << 10, false, 1, 2},
+                                                     {"mlp", 3, 3, 1, "", "adamw", 32 << 10, false, 1, 1}}));
   check_row(row, folder);
 }
 
