@@ -47,6 +47,10 @@ class GraphReader {
     const std::size_t nodes = count(json["nodes"], "nodes");
     for (const Json& value : json["values"]) read_value(value, nodes);
     for (const Json& node : json["nodes"]) read_node(node);
+    for (std::size_t v = 0; v < roots_.size(); ++v) {
+      if (is_made_[roots_[v]]) continue;
+      json_.refuse("value " + std::to_string(v) + ": expected a node that makes it, or given: true");
+    }
     for (std::size_t i = 0; i < nodes; ++i) {
       for (const std::uint32_t v : step_.graph.operators[i].outputs) {
         if (v >= step_.value_count || !json["values"][v].contains("held_until")) continue;
@@ -126,8 +130,11 @@ class GraphReader {
       const auto value =
           json_.number<std::uint32_t>(output, what + ", outputs", 0, static_cast<std::uint32_t>(step_.value_count - 1));
       if (roots_[value] != value) {
-        root(output, what + ", outputs");  // the viewed value must exist; this node may have made it
-        continue;
+        const std::uint32_t of = root(output, what + ", outputs");  // must exist; this node may have made it
+        const auto has = [of](const std::vector<std::uint32_t>& list) { return std::ranges::count(list, of) > 0; };
+        if (has(op.inputs) || has(op.outputs) || step_.graph.tensors[of].is_given) continue;
+        json_.refuse(what + " makes value " + std::to_string(value) + ", an alias of value " + std::to_string(of) +
+                     ", which is not among its inputs");
       }
       if (is_made_[value]) json_.refuse(what + " makes value " + std::to_string(value) + ", which is there already");
       is_made_[value] = true;

@@ -440,6 +440,11 @@ TEST_CASE("graph file: files that hold no graph", "[plan][fuzz]") {
       {[](Json& j) { j["nodes"][0]["outputs"] = {2}; }, "node 0, outputs is value 2 before it is made"},
       {[](Json& j) { j["nodes"][0]["outputs"] = {0}; }, "node 0 makes value 0, which is there already"},
       {[](Json& j) { j["nodes"][3]["outputs"] = {3}; }, "node 3 makes value 3, which is there already"},
+      {[](Json& j) {
+         j["nodes"][3]["outputs"] = {4, 2};
+       },
+       "value 2, an alias of value 1, which is not among its inputs"},
+      {[](Json& j) { j["nodes"][3]["outputs"] = Json::array(); }, "value 4: expected a node that makes it, or given"},
       {[](Json& j) { j["nodes"][0]["backward_reads"] = {4}; }, "node 0, backward_reads is value 4 before"},
       {[](Json& j) { j["nodes"][0]["seconds"] = -1; }, "node 0, seconds"},
       {[](Json& j) { j["nodes"][0]["seconds"] = 1e300; }, "node 0, seconds"},
