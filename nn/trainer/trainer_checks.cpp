@@ -238,6 +238,7 @@ void TrainerCore::check_parts() {
     for (std::size_t part = 0; part < program_->part_names().size(); ++part) {
       whole->state.push_back(whole_state(run.program().optimizer(part)));
       whole->is_elementwise.push_back(run.program().optimizer(part).is_elementwise());
+      whole->groups.push_back(run.program().optimizer(part).group_settings());
     }
     whole_ = std::move(whole);
   }
@@ -279,6 +280,11 @@ void TrainerCore::check_files() {
   if (whole_ && (parts > 1 || modules > 1)) {
     refuse("save and resume on several ranks: expected one part and one module, got " + std::to_string(parts) +
            " and " + std::to_string(modules));
+  }
+  for (const NamedTensor& p : run.program().modules().front()->parameters()) {
+    if (!whole_ || options_.ranks.zero < 3 || run.program().optimizer(0).leaves().has(p.tensor.leaf().get())) continue;
+    refuse("save and resume with ranks.zero 3: expected an optimizer of all parameters, got one without " +
+           quote(p.name) + "; ranks.zero 2 keeps parameters whole");
   }
   for (const Module* const module : run.program().modules()) {  // throws for names that no file can have
     std::vector<SafetensorsEntry> named;

@@ -106,11 +106,17 @@ bool is_state_key(const std::string& key) {
 
 std::map<std::string, std::string> TrainerRun::settings() {
   const std::vector<std::string> names = program_.part_names();
-  std::map<std::string, std::string> all = settings_of(trainer_options_, names.front(), run_->optimizer(0));
+  const auto of_part = [&](std::size_t part) {
+    std::map<std::string, std::string> own = settings_of(trainer_options_, names[part], run_->optimizer(part));
+    if (request_.whole == nullptr) return own;
+    for (const optim::Setting& s : request_.whole->groups[part]) own["trainer.group." + s.name] = text_of(s.value);
+    return own;
+  };
+  std::map<std::string, std::string> all = of_part(0);
   const std::string of_first = "trainer.";
   for (std::size_t part = 1; part < part_count_; ++part) {
     const std::string own = of_first + std::to_string(part) + ".";
-    for (const auto& [key, value] : settings_of(trainer_options_, names[part], run_->optimizer(part))) {
+    for (const auto& [key, value] : of_part(part)) {
       all[own + key.substr(of_first.size())] = value;
     }
   }

@@ -23,8 +23,9 @@ namespace thimble::nn {
 
 /// The unsharded program that several ranks train.
 struct WholeProgram {
-  std::vector<WholeState> state;     // of each part's optimizer
-  std::vector<bool> is_elementwise;  // of each part's optimizer
+  std::vector<WholeState> state;                    // of each part's optimizer
+  std::vector<bool> is_elementwise;                 // of each part's optimizer
+  std::vector<std::vector<optim::Setting>> groups;  // of each part's optimizer; a rank's lack what it has no shard of
 };
 
 /// Selects the part of a program that a run executes.

@@ -43,8 +43,8 @@ Program ranks_program(bool is_elementwise = true) {
       const optim::MatrixOptions matrix{.rate = 1e-3, .elementwise = {"head", "block0.up.weight"}};
       made = std::make_unique<optim::Muon>(net.trainable(), optim::MuonOptions{.matrix = matrix});
     }
-    const auto is_last = [](const optim::Named& p) { return p.name == "block2.down.bias"; };
-    made->set_groups({{.has = is_last, .rate_factor = 0.5, .weight_decay = 0.3}});
+    const auto is_bias = [](const optim::Named& p) { return p.name.ends_with("bias"); };
+    made->set_groups({{.has = is_bias, .rate_factor = 0.5, .weight_decay = 0.3}});
     return made;
   };
   return own;
@@ -497,6 +497,17 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
     }
     return text.substr(std::string("rank 0 of 2: ").size());  // from whichever rank failed first
   };
+  CHECK(fails([&](Program& own, auto& o, int) {
+          o.ranks.zero = 3, o.save = folder / "file";
+          own.model = [make = own.model](memory::Device device) {
+            auto net = make(device);
+            net->freeze("head");
+            return net;
+          };
+          own.optimizer = program().optimizer;
+        }) ==
+        "trainer: save and resume with ranks.zero 3: expected an optimizer of all parameters, got one without "
+        "'head.weight'; ranks.zero 2 keeps parameters whole");
   CHECK(fails([](Program& own, auto&, int rank) {
           own.evaluate = [rank](Net&, memory::Device) { return 1.5 + rank; };
         }) == "trainer: evaluate: expected the loss to be the same on all ranks, got 1.5 on rank 0 and 2.5 on rank 1");
