@@ -131,8 +131,8 @@ class Optimizer {
   virtual bool makes_rate() const noexcept { return false; }
   /// Whether the update is elementwise, so that shards of a parameter can be updated separately.
   virtual bool is_elementwise() const noexcept { return true; }
-  /// Whether a captured step (nn/step/captured_step.h) can replay its updates, because every step has equal launches.
-  virtual bool is_capturable() const noexcept { return true; }
+  virtual bool is_capturable() const noexcept { return period() == 0; }  ///< every step has equal launches
+  virtual std::int64_t period() const noexcept { return 0; }  ///< of updates that make other tensors; 0: none do
   /// Replaces the groups; parameters outside all groups use the optimizer's numbers. A captured step
   /// (nn/step/captured_step.h) takes no groups. Throws ValueError for a group without parameters, a parameter in two
   /// groups, and a factor or decay that is negative or not finite.

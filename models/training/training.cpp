@@ -302,7 +302,7 @@ nn::TrainerOptions without_schedule(nn::TrainerOptions options) {
 Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan,
                    std::int64_t first_step)
     : TrainingProgram{ModelProgram(options, data), trainer_options(options, device)},
-      nn::TrainerRun(named, chosen, device, {.is_scheduled = true}, first_step) {
+      nn::TrainerRun(named, chosen, device, {.is_scheduled = true, .updates = first_step}, first_step) {
   plan.apply(nn::TrainerRun::options(), device);
 }
 

@@ -150,7 +150,10 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
   if (options.plateau) plateau_.emplace(*options.plateau);
   for (std::size_t part = 0; part < part_count_; ++part) rates_.push_back(run_->optimizer(part).rate());
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
-  if (device_.is_dry && !options.resume.empty()) visit_load();
+  if (device_.is_dry && !options.resume.empty()) {
+    visit_load();
+    for (std::size_t part = 0; part < part_count_; ++part) run_->optimizer(part).set_step_count(request_.updates);
+  }
   if (options.captures_steps && (device_.is_dry || options.resume.empty())) hold_batch();
   for (const Module* const module : run_->modules()) {
     for (const NamedTensor& p : module->parameters()) {
@@ -256,6 +259,14 @@ void TrainerRun::make_program() {
   };
   const optim::ParameterReplacement replacement(shards_of);
   run_->make_optimizers();
+}
+
+/// The optimizer that makes other tensors now and then; null if none does.
+optim::Optimizer* TrainerRun::periodic() const {
+  for (std::size_t part = 0; part < part_count_; ++part) {
+    if (run_->optimizer(part).period() > 0) return &run_->optimizer(part);
+  }
+  return nullptr;
 }
 
 /// Sums this part's gradients over ranks; null for one rank.
@@ -556,11 +567,13 @@ void TrainerRun::step() {
   std::optional<memory::PlacedArena::Step> replay;
   try {
     if (shape != nullptr) make_tier(*shape);
+    const optim::Optimizer* const optimizer = periodic();
+    const bool is_usual = optimizer != nullptr && optimizer->step_count() % optimizer->period() != 0;
+    const std::size_t plan = optimizer != nullptr ? (is_usual ? 1 : 0) : static_cast<std::size_t>(taken_);
     if (placed_ != nullptr && shape == nullptr) {
-      replay.emplace(*placed_);
+      optimizer != nullptr ? replay.emplace(*placed_, plan) : replay.emplace(*placed_);
     } else if (placed_ != nullptr) {
-      const std::size_t last = shape->placement.size() - 1;
-      replay.emplace(*placed_, shape->first_plan + std::min(static_cast<std::size_t>(taken_), last));
+      replay.emplace(*placed_, shape->first_plan + std::min(plan, shape->placement.size() - 1));
     }
     run_parts(shape);
   } catch (...) {
@@ -637,6 +650,14 @@ void TrainerRun::finish(FunctionRef<void()> step) {
     evaluate();
     if (saves) visit_save();
   };
+  if (optim::Optimizer* const optimizer = periodic()) {
+    const std::int64_t period = optimizer->period();
+    const std::int64_t next = (optimizer->step_count() + period - 1) / period * period;
+    if (next < options.steps) {
+      optimizer->set_step_count(next);
+      step();
+    }
+  }
   if (!request_.is_scheduled) {
     if (!program_.evaluates() && !saves) return;
     between();

@@ -40,6 +40,7 @@ struct RunRequest {
   /// The run is driven only by a loop with its options: steps after the last do nothing, and no step follows the last
   /// evaluation or checkpoint.
   bool is_scheduled = false;
+  std::int64_t updates = 0;  ///< done before a dry run that resumes
   bool reads_losses = true;  ///< if false, the host does not wait for a step, and losses() stay 0
 };
 
@@ -139,6 +140,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   void update_part(std::size_t part, const ShapePlan* shape);
   void free_gradients();
   void visit_load();
+  optim::Optimizer* periodic() const;
   void visit_save();
   CheckpointParts checkpoint_parts();
   void set_rate(std::size_t part, std::int64_t step);

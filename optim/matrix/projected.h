@@ -59,7 +59,7 @@ class Galore final : public MatrixOptimizer {
   Galore(std::vector<Named> parameters, GaloreOptions options);
   const char* name() const noexcept override { return "galore"; }
   std::vector<Setting> settings() const override;
-  bool is_capturable() const noexcept override { return false; }
+  std::int64_t period() const noexcept override { return period_; }
 
  private:
   void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) override;

@@ -321,6 +321,23 @@ TEST_CASE("optimizers: of matrices train as predicted, in a budget and resumed",
   }
 }
 
+TEST_CASE("optimizers: GaLore's later directions are predicted, and a resumed run without any", "[program]") {
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions options;
+  options.setup.model = "mlp", options.setup.optimizer.name = "galore", options.setup.optimizer.rank = 16;
+  options.setup.batch = 8, options.data = "synthetic", options.eval_batches = 1, options.steps = 203;
+  options.save = folder / "state", options.save_every = 67, options.keep = 4;
+  const Run whole = train_as_predicted(options);
+  REQUIRE(whole.report.placed);
+  CHECK(whole.report.placed->deviations == 0);
+  options.save.clear(), options.save_every = 0, options.keep = 1;
+  for (const std::ptrdiff_t step : {134, 201}) {
+    INFO(step);
+    options.resume = folder / ("state.step-" + std::to_string(step));
+    CHECK(train_as_predicted(options).losses == std::vector<double>(whole.losses.begin() + step, whole.losses.end()));
+  }
+}
+
 TEST_CASE("optimizers: of matrices train images and narrow parameters as predicted", "[program][slow]") {
   for (const std::string name : names) {
     INFO(name);
