@@ -114,9 +114,8 @@ class Tape {
   /// (AutogradError).
   void train(const LeafSet* leaves);
 
-  /// Makes later recordings hold every tensor and close no segment, for TapeGraph on a dry device. Backward writes the
-  /// bytes of the gradients before each node's backward to `gradient_bytes`, which must outlive the tape; may be null.
-  /// The tape must be empty (AutogradError).
+  /// Makes later recordings hold every tensor and close no segment, for TapeGraph on a dry device. `gradient_bytes`, if
+  /// not null, gets the bytes of the gradients before each node's backward. The tape must be empty (AutogradError).
   void observe(std::vector<std::size_t>* gradient_bytes = nullptr);
   bool is_observing() const noexcept;
 

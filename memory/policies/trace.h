@@ -95,7 +95,6 @@ std::string to_csv(const std::vector<Trace::Event>& events);
 namespace thimble {
 
 using memory::lifetimes;
-using memory::peak_index;
 using memory::timeline;
 using memory::to_csv;
 

@@ -315,7 +315,7 @@ std::size_t activations_at_peak(std::int64_t sequence, std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("step_scaling: activations are linear in sequence and batch", "[step_scaling]") {
+TEST_CASE("models: activations are linear in sequence and batch", "[models][theory]") {
   const std::size_t at_8k = activations_at_peak(8192, 1), at_16k = activations_at_peak(16'384, 1),
                     at_32k = activations_at_peak(32'768, 1);
   CHECK(at_16k > at_8k);
