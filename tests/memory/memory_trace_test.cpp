@@ -48,8 +48,8 @@ TEST_CASE("memory trace: records every event that succeeded, in order", "[memory
   CHECK(trace->events() == expected);
 
   CHECK(to_csv(trace->events()) == "id,lower,upper,size\n0,0,3,100\n1,1,5,200\n2,4,6,50\n");
-  CHECK(memory::peak_index(trace->events()) == 1);
-  CHECK(memory::peak_index({}) == 0);
+  CHECK(thimble::memory::peak_index(trace->events()) == 1);
+  CHECK(thimble::memory::peak_index({}) == 0);
 
   const auto line = timeline(trace->events());
   REQUIRE(line.size() == expected.size());
@@ -137,6 +137,6 @@ TEST_CASE("memory trace: the timeline's largest sum is the arena's peak", "[memo
   }
   CHECK(largest == arena->statistics().peak_requested_bytes);
   CHECK(live_at_end == arena->statistics().requested_bytes);
-  CHECK(memory::peak_index(events) == first_at);
+  CHECK(thimble::memory::peak_index(events) == first_at);
   for (Block* block : live) trace.deallocate(block, nullptr);
 }
