@@ -25,7 +25,7 @@ namespace thimble::nn {
 struct WholeProgram {
   std::vector<WholeState> state;                    // of each part's optimizer
   std::vector<bool> is_elementwise;                 // of each part's optimizer
-  std::vector<std::vector<optim::Setting>> groups;  // of each part's optimizer; a rank's lack what it has no shard of
+  std::vector<std::vector<optim::Setting>> groups;  // of each part's optimizer, for all shards
 };
 
 /// Selects the part of a program that a run executes.
