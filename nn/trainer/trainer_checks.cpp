@@ -342,7 +342,8 @@ void TrainerCore::require_alike() const {
   for (std::size_t part = 0; part < names.size(); ++part) {
     const optim::Optimizer& optimizer = run.program().optimizer(part);
     traits.push_back({"the optimizer of part " + quote(names[part]), optimizer.name()});
-    for (const auto& [key, value] : settings_of(options_, names[part], optimizer)) traits.push_back({key, value});
+    for (const auto& [key, value] : settings_of(options_, names[part], optimizer, optimizer.group_settings()))
+      traits.push_back({key, value});
   }
   traits.push_back({"device", options_.device.is_cuda() ? "cuda" : "cpu"});
   add("seed", static_cast<std::int64_t>(options_.seed));

@@ -151,12 +151,9 @@ StepKey TrainerCore::key_of(std::int64_t step) const {
 /// Whole steps, with or without their plans.
 MakeRun TrainerCore::whole_steps(std::vector<ExampleStep> steps, bool is_planned) const {
   return [this, steps = std::move(steps), is_planned](memory::Device device) {
-    return std::make_unique<TrainerRun>(*program_, options_, device,
-                                        RunRequest{.steps = steps,
-                                                   .shapes = is_planned ? &plans_->shapes() : nullptr,
-                                                   .whole = whole_.get(),
-                                                   .rank = rank(),
-                                                   .updates = first_step_ - first_skipped_});
+    RunRequest request{.steps = steps, .whole = whole_.get(), .rank = rank(), .updates = first_step_ - first_skipped_};
+    if (is_planned) request.shapes = &plans_->shapes();
+    return std::make_unique<TrainerRun>(*program_, options_, device, std::move(request));
   };
 }
 

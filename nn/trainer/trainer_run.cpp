@@ -73,7 +73,8 @@ std::string text_of(double number) {
 }  // namespace
 
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
-                                               const optim::Optimizer& optimizer) {
+                                               const optim::Optimizer& optimizer,
+                                               const std::vector<optim::Setting>& groups) {
   std::map<std::string, std::string> settings{
       {"trainer.part", part},
       {"trainer.clip_norm", text_of(options.step.clip_norm)},
@@ -81,7 +82,7 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
       {"trainer.rate", options.rate ? "a function of the step" : "the optimizer's"},
   };
   for (const optim::Setting& s : optimizer.settings()) settings["trainer.optimizer." + s.name] = text_of(s.value);
-  for (const optim::Setting& s : optimizer.group_settings()) settings["trainer.group." + s.name] = text_of(s.value);
+  for (const optim::Setting& s : groups) settings["trainer.group." + s.name] = text_of(s.value);
   if (options.plateau) {
     settings["trainer.plateau.factor"] = text_of(options.plateau->factor);
     settings["trainer.plateau.patience"] = std::to_string(options.plateau->patience);
@@ -107,10 +108,9 @@ bool is_state_key(const std::string& key) {
 std::map<std::string, std::string> TrainerRun::settings() {
   const std::vector<std::string> names = program_.part_names();
   const auto of_part = [&](std::size_t part) {
-    std::map<std::string, std::string> own = settings_of(trainer_options_, names[part], run_->optimizer(part));
-    if (request_.whole == nullptr) return own;
-    for (const optim::Setting& s : request_.whole->groups[part]) own["trainer.group." + s.name] = text_of(s.value);
-    return own;
+    const optim::Optimizer& optimizer = run_->optimizer(part);
+    return settings_of(trainer_options_, names[part], optimizer,
+                       request_.whole != nullptr ? request_.whole->groups[part] : optimizer.group_settings());
   };
   std::map<std::string, std::string> all = of_part(0);
   const std::string of_first = "trainer.";
@@ -571,7 +571,8 @@ void TrainerRun::step() {
     const bool is_usual = optimizer != nullptr && optimizer->step_count() % optimizer->period() != 0;
     const std::size_t plan = optimizer != nullptr ? (is_usual ? 1 : 0) : static_cast<std::size_t>(taken_);
     if (placed_ != nullptr && shape == nullptr) {
-      optimizer != nullptr ? replay.emplace(*placed_, plan) : replay.emplace(*placed_);
+      if (optimizer == nullptr) replay.emplace(*placed_);
+      if (optimizer != nullptr) replay.emplace(*placed_, plan);
     } else if (placed_ != nullptr) {
       replay.emplace(*placed_, shape->first_plan + std::min(plan, shape->placement.size() - 1));
     }

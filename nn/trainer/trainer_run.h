@@ -46,7 +46,8 @@ struct RunRequest {
 
 /// Options that change a run's results, as in the metadata of a checkpoint: "trainer.clip_norm", ...
 std::map<std::string, std::string> settings_of(const TrainerOptions& options, const std::string& part,
-                                               const optim::Optimizer& optimizer);
+                                               const optim::Optimizer& optimizer,
+                                               const std::vector<optim::Setting>& groups);
 /// Metadata of a checkpoint: the step that set the optimizer's rate.
 inline constexpr const char* rate_step_key = "trainer.rate_step";
 /// Whether a key of the metadata belongs to the run's state rather than to an option.

@@ -264,9 +264,9 @@ TEST_CASE("trainer: the options in a checkpoint, each with its number", "[traine
                                               {"trainer.optimizer.momentum", "0.875"},
                                               {"trainer.optimizer.weight_decay", "0.375"},
                                               {"trainer.optimizer.nesterov", "0"}};
-  CHECK((nn::settings_of(options, "net", sgd) == expected));
+  CHECK((nn::settings_of(options, "net", sgd, sgd.group_settings()) == expected));
   options.rate = [](std::int64_t) { return 1.0; };
-  CHECK(nn::settings_of(options, "net", sgd).at("trainer.rate") == "a function of the step");
+  CHECK(nn::settings_of(options, "net", sgd, sgd.group_settings()).at("trainer.rate") == "a function of the step");
 }
 
 TEST_CASE("trainer: an average that the observer keeps is in the checkpoint of its step", "[trainer]") {
