@@ -14,7 +14,7 @@ class App;
 namespace thimble::models {
 struct CostOptions;
 struct Setup;
-struct TrainOptions;
+struct RunOptions;
 }  // namespace thimble::models
 
 namespace thimble::bench {
@@ -70,7 +70,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
 
 /// Adds the setup's flags, the optimizer's, the planner's, and --data --device --tf32 --budget --plan, for `train` and
 /// `certify`. The setup is part of `options` and shares its lifetime.
-void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options);
+void add_training_flags(CLI::App& command, const std::shared_ptr<models::RunOptions>& options);
 
 /// Adds --isa --cpu-dot --threads for CPU kernels. They apply once the command line is parsed, before the command runs.
 /// Throws ValueError that lists the machine's sets or units for one that it lacks. THIMBLE_ISA, THIMBLE_UNITS and

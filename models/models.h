@@ -8,7 +8,6 @@
 #include <thimble/models/model.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/adapting.h>
-#include <thimble/models/training/certifying.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/weights/follow_weights.h>

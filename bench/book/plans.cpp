@@ -14,7 +14,7 @@ namespace {
 
 // Plans the book's GPT at this batch; `budget_bytes` 0 sets no budget.
 PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = book_gpt();
   options.setup.batch = batch;
   options.budget_bytes = budget_bytes;

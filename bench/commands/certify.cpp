@@ -11,7 +11,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/models/training/certifying.h>
+#include <thimble/models/training/training.h>
 
 namespace thimble::bench {
 namespace {
@@ -20,9 +20,9 @@ constexpr std::int64_t default_steps = 2, most_certified_steps = 1'000'000;
 
 }  // namespace
 
-void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate) {
-  nlohmann::ordered_json json{{"model", prepared.options.setup.model},
-                              {"batch", prepared.options.setup.batch},
+void print_certify_json(const models::RunOptions& options, double time_overhead, const nn::Certificate& certificate) {
+  nlohmann::ordered_json json{{"model", options.setup.model},
+                              {"batch", options.setup.batch},
                               {"steps", certificate.steps},
                               {"holds", certificate.holds()},
                               {"compared_bytes", certificate.bytes}};
@@ -39,11 +39,11 @@ void print_certify_json(const models::PreparedTraining& prepared, const nn::Cert
     json["first_difference"] = {
         {"step", first.step}, {"what", to_string(first.kind)}, {"name", first.name}, {"is_missing", first.is_missing}};
   }
-  json["budget_bytes"] = prepared.options.budget_bytes;
+  json["budget_bytes"] = options.budget_bytes;
   json["plain_peak_bytes"] = certificate.plain.peak_bytes;
   json["planned_peak_bytes"] = certificate.planned.peak_bytes;
   json["predicted_peak_bytes"] = certificate.predicted_peak_bytes;
-  json["time_overhead"] = prepared.plan.time_overhead;
+  json["time_overhead"] = time_overhead;
   json["plain_ms"] = certificate.plain.ms;
   json["planned_ms"] = certificate.planned.ms;
   json["deviations"] = certificate.planned.placed.deviations;
@@ -53,7 +53,7 @@ void print_certify_json(const models::PreparedTraining& prepared, const nn::Cert
 void add_certify(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("certify", "Compare a training run in its budget with the plain one, bit by bit");
-  const auto options = std::make_shared<models::TrainOptions>();
+  const auto options = std::make_shared<models::RunOptions>();
   options->steps = default_steps;
   options->data = "synthetic";
   options->eval_batches = 1;
@@ -64,13 +64,13 @@ void add_certify(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   command->callback([options, is_json] {
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    const models::PreparedTraining prepared = prepare_training(*options);
-    const nn::Certificate certificate = certify_training(prepared);
+    models::Engine engine(*options);
+    const nn::Certificate certificate = engine.certify();
     if (*is_json) {
-      print_certify_json(prepared, certificate);
+      print_certify_json(engine.options(), engine.plan().time_overhead, certificate);
     } else {
-      std::printf("%s, batch %lld: %s", prepared.options.setup.model.c_str(),
-                  static_cast<long long>(prepared.options.setup.batch), certificate.text().c_str());
+      std::printf("%s, batch %lld: %s", engine.options().setup.model.c_str(),
+                  static_cast<long long>(engine.options().setup.batch), certificate.text().c_str());
     }
     if (!certificate.holds()) {
       std::fflush(stdout);

@@ -56,7 +56,7 @@ nlohmann::ordered_json json_of(const models::JudgedLayout& judged) {
 
 }  // namespace
 
-void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+void print_layouts_json(const models::RunOptions& options, const models::Cluster& cluster, const std::string& costs,
                         const models::LayoutReport& report) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"batch", options.setup.batch},
@@ -102,7 +102,7 @@ std::string why_not(const models::JudgedLayout& other, const models::JudgedLayou
 
 }  // namespace
 
-void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+void print_layouts_table(const models::RunOptions& options, const models::Cluster& cluster, const std::string& costs,
                          const models::LayoutReport& found) {
   const models::LayoutTime& time = found.best.time;
   std::printf("%s, batch %lld, on %d rank%s of %s, %d a node (%s inside, %s between)\n", options.setup.model.c_str(),
@@ -156,7 +156,7 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
   link("--between", flags->cluster.between, "Link between nodes, one of --inside (infiniband-400)");
 }
 
-void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json) {
+void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::RunOptions& options, bool is_json) {
   require_flags(command, split(of_layouts, ' '), "the plan of a run", "--memory");
   const auto is_given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   models::FixedLayout fixed;
@@ -173,7 +173,7 @@ void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models
   if (is_given("--read-ahead")) fixed.read_ahead = options.setup.offload.read_ahead;
   models::Cluster cluster = flags.cluster;
   cluster.ranks = options.setup.layout.ranks;
-  models::PlanOptions own = options;
+  models::RunOptions own = options;
   own.setup.layout.ranks = own.setup.layout.tp = own.setup.layout.pp = 1;
   own.setup.layout.zero = 0;
   own.setup.layout.bucket_bytes = models::Setup().layout.bucket_bytes;

@@ -66,7 +66,7 @@ nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
 
 }  // namespace
 
-void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
+void print_plan_json(const models::RunOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks) {
   nlohmann::ordered_json json{{"model", report.setup.model},
                               {"parameters", report.parameters},
@@ -85,7 +85,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
                               {"rounding_bytes", report.committed.rounding_bytes},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
   if (!options.setup.precision.policy.empty()) json["precision"] = options.setup.precision.policy;
-  if (const auto scaling = loss_scaling(options.setup); scaling && !options.is_inference) {
+  if (const auto scaling = loss_scaling(options.setup); scaling && !report.request.is_inference) {
     json["loss_scale"] = scaling->scale;
     json["loss_scale_is_dynamic"] = scaling->is_dynamic;
   }
@@ -119,7 +119,7 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   json["cost_model"] = report.cost_model;
   json["segments"] = segments_of(report);
   if (!report.techniques.empty()) json["techniques"] = nlohmann::ordered_json::parse(techniques_json_text(report));
-  if (!report.is_feasible && !options.is_inference) {
+  if (!report.is_feasible && !report.request.is_inference) {
     json["techniques_known"] = report.known_techniques;
     json["techniques_untried"] = report.untried_techniques;
   }
@@ -131,16 +131,16 @@ void print_plan_json(const models::PlanOptions& options, const models::PlanRepor
   std::cout << json.dump(2) << "\n";
 }
 
-void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report) {
+void print_plan_table(const models::RunOptions& options, const models::PlanReport& report) {
   const models::Setup& setup = report.setup;
-  const std::string length = options.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
+  const std::string length = report.request.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
   std::printf("%s, batch %lld%s%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               length.c_str(), (techniques_in_words(report) + ranks_in_words(setup)).c_str(),
               format_grouped(report.parameters).c_str());
   if (const std::string adapting = adapting_text(setup); !adapting.empty()) {
     std::printf("  %s\n", printable(adapting).c_str());
   }
-  if (const std::string precision = precision_text(setup, options.is_inference); !precision.empty()) {
+  if (const std::string precision = precision_text(setup, report.request.is_inference); !precision.empty()) {
     std::printf("  precision: %s\n", precision.c_str());
   }
   if (const std::string warning = precision_warning(setup); !warning.empty())
@@ -188,7 +188,7 @@ void print_plan_table(const models::PlanOptions& options, const models::PlanRepo
   if (report.plan.tier_bytes > 0) {
     print_bytes(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
-  if (!report.techniques.empty()) print_techniques(report, options.prices_techniques);
+  if (!report.techniques.empty()) print_techniques(report, report.request.prices_techniques);
   const std::string overhead = report::format_percent(report.plan.time_overhead);
   std::printf("time: %s over keeping everything, by the cost model '%s'\n", overhead.c_str(),
               report.cost_model.c_str());
@@ -229,7 +229,7 @@ struct Files {
   bool overwrites = false;
 
   /// Throws ValueError before anything is planned or written.
-  void check(const models::PlanOptions& options) const {
+  void check(const models::RunOptions& options) const {
     const models::CostOptions& costs = options.costs;
     check_outputs({{"--html", html, &file_kinds::page},
                    {"--trace", trace, &file_kinds::trace},
@@ -284,7 +284,8 @@ std::string hardware_names() {
 
 void add_plan(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("plan", "Show the bytes that a run needs, and how it fits a budget");
-  const auto options = std::make_shared<models::PlanOptions>();
+  const auto options = std::make_shared<models::RunOptions>();
+  const auto request = std::make_shared<models::PlanRequest>();
   const auto is_json = std::make_shared<bool>(false);
   add_setup_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   command
@@ -297,14 +298,14 @@ void add_plan(CLI::App& program) {
            "Bytes that the arena may commit in training (those of --hardware, else no limit)");
   add_size(*command, "--process-budget", options->process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
-  command->add_flag("--max-batch", options->finds_batch, "Find the largest batch that fits the budget");
-  command->add_flag("--max-seq", options->finds_sequence,
+  command->add_flag("--max-batch", request->finds_batch, "Find the largest batch that fits the budget");
+  command->add_flag("--max-seq", request->finds_sequence,
                     "Text models: find the longest sequence that fits the budget");
-  command->add_flag("--techniques", options->prices_techniques,
+  command->add_flag("--techniques", request->prices_techniques,
                     "List the savings and costs of all further techniques, even of ones that exceed the budget");
-  command->add_flag("--inference", options->is_inference,
+  command->add_flag("--inference", request->is_inference,
                     "Plan a forward pass without a tape instead of a training step");
-  command->add_flag("--int8", options->is_int8, "With --inference: plan the 8-bit model of 'thimble quantize'");
+  command->add_flag("--int8", request->is_int8, "With --inference: plan the 8-bit model of 'thimble quantize'");
   add_technique_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup),
                       {models::FlagSet::ranks, models::FlagSet::plans});
   add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
@@ -326,7 +327,7 @@ void add_plan(CLI::App& program) {
   add_generation_flags(*command, generation);
   const auto layout = std::make_shared<LayoutFlags>();
   add_layout_flags(*command, layout);
-  command->callback([command, options, is_json, files, dropout, graph, generation, layout] {
+  command->callback([command, options, request, is_json, files, dropout, graph, generation, layout] {
     if (plan_graph(*command, {*graph, files->html, options->budget_bytes, *is_json, files->overwrites})) return;
     models::Setup& setup = options->setup;
     if (!setup.weights.empty() && !generation->is_asked) {
@@ -352,10 +353,10 @@ void add_plan(CLI::App& program) {
     }
     require_shared_batch(*command, options->setup);
     files->check(*options);
-    if (options->is_inference && !files->plan.empty()) {
+    if (request->is_inference && !files->plan.empty()) {
       throw ValueError("--save: expected a training plan, got --inference; leave out one of them");
     }
-    if (options->is_inference && dropout->count() > 0) {
+    if (request->is_inference && dropout->count() > 0) {
       throw ValueError("--dropout: expected a training step, got --inference; leave out one of them");
     }
     models::PlanReport alone;
@@ -368,10 +369,10 @@ void add_plan(CLI::App& program) {
         if (!files->plan.empty()) {
           throw ValueError("--save: expected one rank, got --ranks " + std::to_string(options->setup.layout.ranks));
         }
-        ranks = plan_ranks(*options);
+        ranks = plan_ranks(*options, *request);
         options->setup.layout.rank = ranks.front().ranks.front();
       } else {
-        alone = make_plan(*options);
+        alone = make_plan(*options, *request);
       }
     } catch (const std::bad_alloc&) {
       refuse_planning(bound.bytes());

@@ -61,7 +61,7 @@ void add_layout_flags(CLI::App& command, const std::shared_ptr<LayoutFlags>& fla
 
 /// Finds and prints the layout. Given flags among --dp, --tp, --pp, --zero, --micro-batches and --recompute-blocks fix
 /// their values. Throws ValueError for flags that layouts do not use; exceptions of models::find_layout pass through.
-void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::PlanOptions& options, bool is_json);
+void plan_layout(const CLI::App& command, const LayoutFlags& flags, const models::RunOptions& options, bool is_json);
 
 // ---- thimble plan --graph: a plan for the step of another program.
 

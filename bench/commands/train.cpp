@@ -27,7 +27,6 @@
 #include <thimble/dist/mpi.h>
 #include <thimble/memory/summary.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/training/certifying.h>
 #include <thimble/models/training/training.h>
 
 namespace thimble::bench {
@@ -91,8 +90,8 @@ class ProgressLine {
   std::optional<LiveView> live_;
 };
 
-void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
-  models::TrainOptions& o = *options;
+void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::RunOptions>& options) {
+  models::RunOptions& o = *options;
   add_number(command, "--lr", o.setup.optimizer.rate, 0, any,
              "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adafactor 0.03; others 1e-3, "
              "text 3e-3 (128 / width)^0.75)");
@@ -114,8 +113,8 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainO
 
 }  // namespace
 
-void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
-  models::TrainOptions& o = *options;
+void add_training_flags(CLI::App& command, const std::shared_ptr<models::RunOptions>& options) {
+  models::RunOptions& o = *options;
   add_setup_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_optimizer_flags(command, options);
   command.add_option("--data", o.data, "Training data: a text, token or image file, a folder of them, or 'synthetic'")
@@ -136,8 +135,8 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
 
 namespace {
 
-void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
-  models::TrainOptions& o = *options;
+void add_run_flags(CLI::App& command, const std::shared_ptr<models::RunOptions>& options) {
+  models::RunOptions& o = *options;
   add_training_flags(command, options);
   add_technique_flags(command, std::shared_ptr<models::Setup>(options, &options->setup), {models::FlagSet::ranks});
   command.get_option("--data")->required();
@@ -164,18 +163,18 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
 }
 
 /// Warns before the first step about settings that differ from the requested ones or from the resumed run's.
-void say_before(const models::PreparedTraining& prepared) {
-  if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
+void say_before(models::Engine& engine) {
+  if (const std::string warning = precision_warning(engine.options().setup); !warning.empty()) {
     std::fprintf(stderr, "thimble: %s\n", with_flags(warning).c_str());
   }
-  if (const auto fp8 = fp8_layers(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
+  if (const auto fp8 = fp8_layers(engine.options().setup, engine.options().device); fp8 && !fp8->fallbacks.empty()) {
     std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
   }
-  if (!prepared.recipe_change.empty()) {
+  if (!engine.recipe_change().empty()) {
     std::fprintf(stderr, "thimble: --resume: the recipe is another: %s\n",
-                 printable(with_flags(prepared.recipe_change)).c_str());
+                 printable(with_flags(engine.recipe_change())).c_str());
   }
-  if (!prepared.is_steady) {
+  if (!engine.plan().is_steady) {
     std::fprintf(stderr, "thimble: the arena had not settled after eight dry steps: later ones may need more\n");
   }
 }
@@ -205,33 +204,26 @@ bool write_trace(const std::vector<RankTransfers>& transfers, const std::string&
   }
 }
 
-/// Checks before planning that ranks got the same options, --trace included, because tracing is collective.
-void require_alike(models::PreparedTraining& prepared, bool is_traced) {
-  if (prepared.options.setup.layout.ranks > 1)
-    prepared.traits.push_back({"--trace", is_traced ? "given" : "not given"});
-  models::require_alike(prepared);
-}
-
 /// Trains on one rank; only rank 0 prints. Returns the exit status.
-int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
+int run_rank(models::RunOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
   options.ranks = ranks;
   if (ranks != nullptr) options.setup.layout.rank = ranks->rank();
   const bool prints = options.setup.layout.rank == 0;
-  std::optional<models::PreparedTraining> made;
+  std::optional<models::Engine> made;
   {
     const PlanningLine planning;
     if (prints) options.progress = [&planning](const std::string& text) { planning.show(text); };
     if (prints) options.other_outputs = {{"--trace", printed.trace, &file_kinds::trace}};
-    if (!all_succeed(ranks, failure, [&] { made = open_training(options); })) return 0;
-    if (!all_succeed(ranks, failure, [&] { require_alike(*made, !printed.trace.empty()); })) return 0;
-    if (!all_succeed(ranks, failure, [&] { plan_training(*made); })) return 0;
-    made->options.progress = nullptr;
+    const std::string traced = printed.trace.empty() ? "not given" : "given";  // tracing is collective
+    if (!all_succeed(ranks, failure, [&] { made.emplace(options); })) return 0;
+    if (!all_succeed(ranks, failure, [&] { made->require_alike({{"--trace", traced}}); })) return 0;
+    if (!all_succeed(ranks, failure, [&] { made->plan(); })) return 0;
   }
-  const models::PreparedTraining& prepared = *made;
-  if (prints) say_before(prepared);
-  TrainExtra extra{prepared.plan.packed, {}, {}, {}};
+  models::Engine& engine = *made;
+  if (prints) say_before(engine);
+  TrainExtra extra{engine.plan().packed, {}, {}, {}};
   memory::Stack resources;  // the run's
-  ProgressLine line(prepared.options.steps, prepared.first_step);
+  ProgressLine line(engine.options().steps, engine.first_step());
   std::optional<StopSignals> signals;
   nn::TrainControl control;
   if (prints || dist::find_launch()) {  // one per process
@@ -248,11 +240,11 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
     moment = shared_moment(*ranks);
     ranks->record(&transfers);
   }
-  const models::TrainReport report = train(
-      prepared, show,
+  const models::TrainReport report = engine.run(
+      show,
       [&](const memory::Stack& stack) {
         resources = stack;
-        if (printed.live && prints) line.watch(stack, prepared.options.budget_bytes);
+        if (printed.live && prints) line.watch(stack, engine.options().budget_bytes);
       },
       control);
   line.end_watch();
@@ -267,18 +259,18 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
     if (prints) line.say("thimble: " + signal_name(number) + ": " + printable(report.end_text));
     return 128 + number;
   }
-  if (prepared.options.log.empty()) {
+  if (engine.options().log.empty()) {
     extra.committed = memory::committed_at_peak(resources);
     extra.by_category = resources.ledger->peak_by_category();
   }
   resources = {};
   const bool is_complete = report.end == nn::TrainEnd::complete;
   if (printed.gradients && is_complete)
-    extra.gradients = packing_gradients(prepared);  // after the run's figures are taken
+    extra.gradients = engine.packing_gradients();  // after the run's figures are taken
   if (prints && printed.as_json) {
-    print_train_json(prepared.options, extra, report);
+    print_train_json(engine.options(), extra, report);
   } else if (prints) {
-    print_train_table(prepared.options, extra, report);
+    print_train_table(engine.options(), extra, report);
     if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
   }
   std::fflush(stdout);
@@ -304,7 +296,7 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
 
 void add_train(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("train", "Train a model");
-  const auto options = std::make_shared<models::TrainOptions>();
+  const auto options = std::make_shared<models::RunOptions>();
   add_run_flags(*command, options);
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);

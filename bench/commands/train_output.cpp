@@ -50,7 +50,7 @@ nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
   return list;
 }
 
-void print_ranks(const models::TrainOptions& options, const models::TrainReport& r) {
+void print_ranks(const models::RunOptions& options, const models::TrainReport& r) {
   if (r.ranks.empty()) return;
   std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.layout.zero);
   if (options.setup.layout.tp > 1) std::printf(", blocks in %d shards", options.setup.layout.tp);
@@ -75,7 +75,7 @@ const char* end_name(nn::TrainEnd end) {
 
 }  // namespace
 
-void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
+void print_train_json(const models::RunOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
                               {"trained_parameters", r.trained_parameters},
@@ -150,7 +150,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
+void print_train_table(const models::RunOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step) + 1,
               static_cast<long long>(r.steps));

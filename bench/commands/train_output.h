@@ -21,7 +21,7 @@ struct Cluster;
 struct GenerateReport;
 struct GenerationPlan;
 struct LayoutReport;
-struct PlanOptions;
+struct RunOptions;
 struct PlanReport;
 struct PreparedGeneration;
 struct QuantizeOptions;
@@ -40,25 +40,26 @@ struct TrainExtra {
   memory::CategoryBytes by_category{};
 };
 
-void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
-void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
+void print_train_json(const models::RunOptions& options, const TrainExtra& extra, const models::TrainReport& report);
+void print_train_table(const models::RunOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 
 /// All print to standard output. `ranks` holds the plan of each distinct rank, the report's included.
-void print_plan_json(const models::PlanOptions& options, const models::PlanReport& report,
+void print_plan_json(const models::RunOptions& options, const models::PlanReport& report,
                      std::span<const models::RankPlan> ranks);
-void print_plan_table(const models::PlanOptions& options, const models::PlanReport& report);
+void print_plan_table(const models::RunOptions& options, const models::PlanReport& report);
 /// Live bytes at the peak of every distinct rank.
 void print_plan_ranks(std::span<const models::RankPlan> plans);
 /// `costs` is the cost model's name.
-void print_layouts_json(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+void print_layouts_json(const models::RunOptions& options, const models::Cluster& cluster, const std::string& costs,
                         const models::LayoutReport& report);
-void print_layouts_table(const models::PlanOptions& options, const models::Cluster& cluster, const std::string& costs,
+void print_layouts_table(const models::RunOptions& options, const models::Cluster& cluster, const std::string& costs,
                          const models::LayoutReport& report);
 /// `budget` is in bytes; 0 means no budget.
 void print_generation_json(const models::GenerationPlan& plan, memory::Device device, std::size_t budget);
 void print_generation_table(const models::GenerationPlan& plan, std::size_t budget);
 void print_generate_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r);
-void print_certify_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate);
+/// `time_overhead` is the plan's.
+void print_certify_json(const models::RunOptions& options, double time_overhead, const nn::Certificate& certificate);
 void print_quantize_json(const models::QuantizeOptions& options, const models::QuantizeReport& r);
 void print_quantize_table(const models::QuantizeOptions& options, const models::QuantizeReport& r);
 

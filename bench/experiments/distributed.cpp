@@ -25,9 +25,9 @@ struct Arithmetic {
 constexpr Arithmetic arithmetics[] = {
     {"f32"}, {"bf16", "bf16"}, {"O2", "O2"}, {"fp8", "fp8"}, {"8-bit state", "", true}};
 
-models::TrainOptions training(const std::string& model, const Arithmetic& arithmetic, const ExperimentOptions& all,
-                              std::int64_t batch, std::int64_t micro_batches) {
-  models::TrainOptions options = generated_training(all, model, 4, 20);
+models::RunOptions training(const std::string& model, const Arithmetic& arithmetic, const ExperimentOptions& all,
+                            std::int64_t batch, std::int64_t micro_batches) {
+  models::RunOptions options = generated_training(all, model, 4, 20);
   models::ModelOptions& sizes = options.setup.sizes;
   const bool is_text = model != "resnet18" && model != "vit-b16";
   if (is_text) {
@@ -46,9 +46,9 @@ models::TrainOptions training(const std::string& model, const Arithmetic& arithm
 }
 
 /// Runs the training of one rank on `ranks` ranks, which split the batch `data_ranks` ways.
-models::TrainReport train_on_ranks(const models::TrainOptions& one, int ranks, int data_ranks, int zero,
+models::TrainReport train_on_ranks(const models::RunOptions& one, int ranks, int data_ranks, int zero,
                                    bool has_budget) {
-  models::TrainOptions several = one;
+  models::RunOptions several = one;
   several.setup.layout.ranks = ranks;
   several.setup.layout.zero = zero;
   several.setup.micro_batches = one.setup.micro_batches / data_ranks;
@@ -60,9 +60,9 @@ const char* plan_name(bool has_budget) { return has_budget ? "least budget" : "n
 
 /// Rows of a training whose work is cut `ranks_each` ways, on one and two groups of that size. Returns the number of
 /// rows with the losses of one rank.
-std::size_t add_groups(Rows& rows, const Config& config, const char* groups_name, const models::TrainOptions& one,
+std::size_t add_groups(Rows& rows, const Config& config, const char* groups_name, const models::RunOptions& one,
                        int ranks_each, bool has_quick_budget_of_two) {
-  const models::TrainReport expected = train(prepare_training(one));
+  const models::TrainReport expected = models::Engine(one).run();
   std::size_t same = 0;
   for (const int groups : {1, 2}) {
     if (groups * ranks_each == 1) continue;
@@ -211,9 +211,9 @@ std::string run_distributed(Rows& rows) {
     for (const Arithmetic& arithmetic : arithmetics) {
       const bool is_first = &arithmetic == &arithmetics[0];
       if (rows.options.is_quick && !is_first && model != "char-gpt") continue;
-      models::TrainOptions one = training(model, arithmetic, rows.options, micro_batches, micro_batches);
+      models::RunOptions one = training(model, arithmetic, rows.options, micro_batches, micro_batches);
       one.save = folder.file("one");
-      const models::TrainReport expected = train(prepare_training(one));
+      const models::TrainReport expected = models::Engine(one).run();
       const std::vector<std::byte> whole = contents(one.save);
       one.save = folder.file("several");
       for (const int ranks : rows.sizes<std::vector<int>>({2, 4}, {2, 3, 4})) {
@@ -250,7 +250,7 @@ std::string run_distributed_parts(Rows& rows) {
       if (arithmetic.precision == "fp8") continue;
       if (rows.options.is_quick && &arithmetic != &arithmetics[0]) continue;
       for (const int parts : rows.sizes<std::vector<int>>({2}, {2, 4})) {
-        models::TrainOptions one = training(model, arithmetic, rows.options, 24, 2);
+        models::RunOptions one = training(model, arithmetic, rows.options, 24, 2);
         models::ModelOptions& sizes = one.setup.sizes;
         sizes.heads = 12, sizes.width = 96, sizes.layers = 2;
         (model == "vit-b16" ? sizes.image : sizes.sequence) = model == "vit-b16" ? 32 : 64;
@@ -267,7 +267,7 @@ std::string run_distributed_parts(Rows& rows) {
 std::string run_distributed_layouts(Rows& rows) {
   std::size_t same = 0;
   for (const Cut& cut : cuts(rows.options.is_quick)) {
-    models::TrainOptions one = training("char-gpt", {"f32"}, rows.options, 16, 8);
+    models::RunOptions one = training("char-gpt", {"f32"}, rows.options, 16, 8);
     models::Setup& setup = one.setup;
     one.steps = 4;
     one.warmup = 0;

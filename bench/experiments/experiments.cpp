@@ -192,18 +192,18 @@ models::Setup setup_of(const std::string& model, std::int64_t batch, const model
   return setup;
 }
 
-models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
-                                        std::int64_t quick_steps, std::int64_t steps) {
-  models::TrainOptions train;
+models::RunOptions generated_training(const ExperimentOptions& options, const std::string& model,
+                                      std::int64_t quick_steps, std::int64_t steps) {
+  models::RunOptions train;
   train.setup.model = model, train.data = "synthetic", train.device = options.device;
   train.steps = options.is_quick ? quick_steps : steps;
   train.schedule = "cosine", train.warmup = train.steps / 10;
   return train;
 }
 
-models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
-                                   std::int64_t quick_steps, std::int64_t steps) {
-  models::TrainOptions train = generated_training(options, model, quick_steps, steps);
+models::RunOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
+                                 std::int64_t quick_steps, std::int64_t steps) {
+  models::RunOptions train = generated_training(options, model, quick_steps, steps);
   train.setup.batch = sizes.batch;
   train.setup.sizes = {
       .sequence = sizes.sequence, .layers = sizes.layers, .heads = sizes.heads, .width = sizes.width, .dropout = 0};
@@ -218,10 +218,8 @@ nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std:
   return nn::packed_plan(make, device, spilling);
 }
 
-models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved) {
-  models::PreparedTraining prepared = prepare_training(options);
-  if (!saved.empty()) prepared.plan = packing_plan(training_program(prepared), options.device, saved);
-  return prepared;
+void pack_saved(models::Engine& engine, const std::string& saved) {
+  if (!saved.empty()) engine.follow(packing_plan(engine.runs(), engine.options().device, saved));
 }
 
 nn::MakeRun planned_run(const nn::MakeRun& make, const nn::Plan& plan) {
@@ -243,25 +241,25 @@ Figures training_figures(const models::TrainReport& result) {
           .processes = {{result.predicted_peak_bytes, process_bytes(result)}}};
 }
 
-models::TrainReport run_on_ranks(const models::TrainOptions& options) {
+models::TrainReport run_on_ranks(const models::RunOptions& options) {
   models::TrainReport report;
   dist::run_ranks(options.setup.layout.ranks, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
+    models::RunOptions own = options;
     own.ranks = &ranks;
     own.setup.layout.rank = ranks.rank();
-    models::TrainReport of_rank = train(prepare_training(own));
+    models::TrainReport of_rank = models::Engine(own).run();
     if (ranks.rank() == 0) report = std::move(of_rank);
   });
   return report;
 }
 
-std::size_t least_budget(models::TrainOptions options) {
+std::size_t least_budget(models::RunOptions options) {
   std::size_t least = 0;
   options.budget_bytes = 1;
   for (const std::vector<int>& alike : models::alike_ranks(options.setup, options.device)) {
     options.setup.layout.rank = alike.front();
     try {
-      prepare_training(options);
+      models::Engine(options).plan();
     } catch (const nn::BudgetError& error) {
       least = std::max(least, error.minimum_bytes());
     }

@@ -215,15 +215,15 @@ struct TextSizes {
 
 /// Training of `model` on generated text or images: `steps` steps (`is_quick`: `quick_steps`) at a rate that rises for
 /// a tenth of them and falls as a cosine.
-models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
-                                        std::int64_t quick_steps, std::int64_t steps);
-models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
-                                   std::int64_t quick_steps, std::int64_t steps);
+models::RunOptions generated_training(const ExperimentOptions& options, const std::string& model,
+                                      std::int64_t quick_steps, std::int64_t steps);
+models::RunOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
+                                 std::int64_t quick_steps, std::int64_t steps);
 
-/// A run that packs all saved tensors it can (nn/fit/pack_rules.h) to `saved`; if empty, it keeps them.
-models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved);
+/// Makes the run pack all saved tensors that it can (nn/fit/pack_rules.h) to `saved`; keeps them if it is empty.
+void pack_saved(models::Engine& engine, const std::string& saved);
 
-/// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
+/// The plan of pack_saved for a run; one that keeps everything when `saved` is empty.
 nn::Plan packing_plan(const nn::MakeRun& make, memory::Device device, const std::string& saved);
 
 /// `make` whose runs follow the plan.
@@ -240,10 +240,10 @@ double validation_loss(const models::TrainReport& result);
 Figures training_figures(const models::TrainReport& result);
 
 /// Trains on ranks that are threads; the report of rank 0.
-models::TrainReport run_on_ranks(const models::TrainOptions& options);
+models::TrainReport run_on_ranks(const models::RunOptions& options);
 
 /// A budget that every rank can keep: the largest of the ranks' smallest budgets.
-std::size_t least_budget(models::TrainOptions options);
+std::size_t least_budget(models::RunOptions options);
 
 /// Sums over the ranks; each rank's bytes are compared as well.
 Figures rank_figures(const models::TrainReport& result, std::int64_t steps);

@@ -32,7 +32,7 @@ constexpr BatchWay batch_ways[] = {
     {"planned, smallest, chunked head", models::BatchSearch::planned, models::Head::chunked}};
 
 /// The largest batch, its bytes, and the bytes of a batch larger by one.
-Figures batch_figures(models::PlanOptions plan, const BatchWay& way) {
+Figures batch_figures(models::RunOptions plan, const BatchWay& way) {
   plan.setup.sizes.head = way.head;
   const models::Largest largest = find_largest(plan, plan.budget_bytes, way.search);
   Figures figures{
@@ -90,16 +90,16 @@ std::string disk_folder() {
 
 /// A small one that trains on generated text.
 BudgetedModel small(const Rows& rows) {
-  models::TrainOptions train = text_training(
+  models::RunOptions train = text_training(
       rows.options, "tiny-llama",
       {.layers = rows.sizes(2, 4), .heads = 4, .width = rows.sizes(64, 128), .sequence = 64, .batch = 1}, 2, 2);
   train.setup.sizes.hidden = 4 * train.setup.sizes.width;
-  return {models::prepare_training(train).options.setup,  // with the vocabulary of the text
+  return {models::Engine(train).options().setup,  // with the vocabulary of the text
           rows.sizes(16, 48) * MiB, rows.options.device, rows.options.device.is_cuda() ? "host" : disk_folder(), true};
 }
 
 Figures length_figures(const BudgetedModel& subject, const LengthWay& way) {
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = subject.setup;
   plan.device = subject.device;
   plan.setup.sizes.head = way.has_chunks ? models::Head::chunked : models::Head::full;
@@ -114,14 +114,14 @@ Figures length_figures(const BudgetedModel& subject, const LengthWay& way) {
   }
   Figures figures{.predicted = longest.peak_bytes};
   if (subject.is_measured) {
-    models::TrainOptions train;
+    models::RunOptions train;
     train.setup = plan.setup;
     train.setup.sizes.sequence = longest.size;
     train.data = "synthetic", train.device = subject.device;
     train.steps = 2, train.eval_batches = 1;
     // A run that keeps everything needs no plan: the prediction is its own peak.
     if (way.search == models::BatchSearch::planned) train.budget_bytes = longest.peak_bytes;
-    figures = training_figures(models::train(models::prepare_training(train)));
+    figures = training_figures(models::Engine(train).run());
   }
   figures.numbers = {{"sequence", longest.size},
                      {"next_peak", longest.next_peak_bytes},
@@ -139,7 +139,7 @@ std::string run_rules_of_thumb(Rows& rows) {
                                                          {"bert-base", 12, 512, true},
                                                          {"vit-l16", 40, 197, false},
                                                          {"vit-l16", 48, 197, false}})) {
-    models::PlanOptions plan;
+    models::RunOptions plan;
     plan.setup = setup_of(card.model, plan.setup.batch,
                           {.sequence = card.is_text ? card.tokens : 0, .layers = rows.sizes(2, 0)}, "adamw");
     plan.budget_bytes = static_cast<std::size_t>(card.gib) << rows.sizes(27, 30);

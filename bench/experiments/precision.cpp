@@ -31,9 +31,9 @@ std::string label(const PrecisionCase& one) {
 }
 
 // Training of a small GPT on generated text, as a case has it.
-models::TrainOptions training_of(const Rows& rows, const PrecisionCase& one) {
+models::RunOptions training_of(const Rows& rows, const PrecisionCase& one) {
   const TextSizes quick, full{.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12};
-  models::TrainOptions train = text_training(rows.options, "char-gpt", rows.sizes(quick, full), 40, 300);
+  models::RunOptions train = text_training(rows.options, "char-gpt", rows.sizes(quick, full), 40, 300);
   train.setup.optimizer.rate = 1e-3;
   train.min_rate = 1e-4;
   train.eval_batches = rows.sizes(16, 64);
@@ -115,15 +115,15 @@ std::vector<double> train_encoder(Rows& rows, std::int64_t batch) {
   double exact_loss = 0;
   for (const char* const policy : policies) {
     rows.add({{"model", "small BERT"}, {"sequence", sizes.sequence}, {"batch", batch}, {"precision", policy}}, [&] {
-      models::TrainOptions train_options = text_training(rows.options, "bert-base", sizes, 20, 200);
+      models::RunOptions train_options = text_training(rows.options, "bert-base", sizes, 20, 200);
       train_options.setup.optimizer.rate = 1e-3;
       train_options.eval_batches = rows.sizes(16, 64);
       set_precision(train_options.setup, policy);
-      const models::PreparedTraining prepared = prepare_training(train_options);
-      const models::Setup& setup = prepared.options.setup;
-      Figures figures = size.figures(setup, nn::profile_training(dry(rows.options.device), training_program(prepared),
-                                                                 2, false, prepared.plan.placement));
-      const models::TrainReport result = train(prepared);
+      models::Engine engine(train_options);
+      const models::Setup& setup = engine.options().setup;
+      Figures figures = size.figures(
+          setup, nn::profile_training(dry(rows.options.device), engine.runs(), 2, false, engine.plan().placement));
+      const models::TrainReport result = engine.run();
       figures.measured = result.measured_peak_bytes;
       figures.processes = {{result.predicted_peak_bytes, process_bytes(result)}};
       const double loss = validation_loss(result);
@@ -208,12 +208,13 @@ std::string run_precision(Rows& rows) {
   std::vector<report::Row>& all = rows.experiment.rows;
   std::vector<nn::MakeRun> runs;
   for (const PrecisionCase& one : cases) {
-    const models::PreparedTraining prepared = prepare_packed(training_of(rows, one), one.saved);
+    models::Engine engine(training_of(rows, one));
+    pack_saved(engine, one.saved);
     Config config = config_of(one);
-    config.emplace_back("steps", prepared.options.steps);
+    config.emplace_back("steps", engine.options().steps);
     rows.add(config, [&] {
-      const models::TrainReport result = train(prepared);
-      runs.push_back(steps_of(prepared.options.setup, one, device));
+      const models::TrainReport result = engine.run();
+      runs.push_back(steps_of(engine.options().setup, one, device));
       const StepBytes bytes = step_bytes(dry(device), runs.back());
       bars.bars.push_back(report::category_bar(label(one), bytes.at_peak));
       const auto live = static_cast<double>(report::total(bytes.at_peak));
@@ -246,7 +247,7 @@ std::string run_precision(Rows& rows) {
 std::string run_precision_bytes(Rows& rows) {
   for (const PrecisionCase& one : precision_cases()) {
     rows.say(label(one));
-    const models::Setup setup = prepare_training(training_of(rows, one)).options.setup;
+    const models::Setup setup = models::Engine(training_of(rows, one)).options().setup;
     const nn::MakeRun make = steps_of(setup, one, rows.options.device);
     add_categories(rows, config_of(one), rows.both([&](memory::Device device) { return step_bytes(device, make); }),
                    true, [&](memory::Category category) { return theory_of(one, setup, category); });
@@ -257,7 +258,7 @@ std::string run_precision_bytes(Rows& rows) {
 }
 
 std::string run_precision_state(Rows& rows) {
-  const models::Setup small = prepare_training(training_of(rows, precision_cases().front())).options.setup;
+  const models::Setup small = models::Engine(training_of(rows, precision_cases().front())).options().setup;
   const models::Setup gpt2 = setup_of("gpt2", 1, {.sequence = 64});
   for (const bool is_measured : {true, false}) {
     for (const PrecisionCase& one : precision_cases()) {
@@ -379,25 +380,25 @@ namespace {
 constexpr double claimed_ratio = 4, claimed_accuracy = 0.98;
 
 // A residual net that reads generated images, and its file.
-models::TrainOptions trained(const Rows& rows, const std::string& file) {
-  models::TrainOptions options = generated_training(rows.options, "resnet18", 150, 300);
+models::RunOptions trained(const Rows& rows, const std::string& file) {
+  models::RunOptions options = generated_training(rows.options, "resnet18", 150, 300);
   options.device = cpu;  // where 8-bit inference is
   options.setup.batch = rows.sizes(16, 32);
   options.setup.sizes.width = 8;
   options.setup.sizes.image = rows.sizes(16, 32);
   options.setup.optimizer.rate = 0.02;
   options.save_weights = file;
-  const models::PreparedTraining prepared = prepare_training(options);
+  models::Engine engine(options);
   rows.say("f32, " + std::to_string(options.steps) + " steps");
-  train(prepared);
-  return prepared.options;
+  engine.run();
+  return engine.options();
 }
 
 double live_bytes(const nn::MakeRun& make) {
   return static_cast<double>(nn::profile_training(dry(cpu), make).peak_live_bytes);
 }
 
-Figures exact_figures(const models::TrainOptions& trained, const models::QuantizeReport& result) {
+Figures exact_figures(const models::RunOptions& trained, const models::QuantizeReport& result) {
   const nn::MakeRun make = inference_run(trained.setup);
   const std::size_t predicted = nn::profile_training(dry(cpu), make).peak_bytes;
   const nn::MemoryProfile measured = nn::profile_training(cpu, make);
@@ -411,7 +412,7 @@ Figures exact_figures(const models::TrainOptions& trained, const models::Quantiz
           .processes = {{predicted, process_bytes(measured)}}};
 }
 
-Figures int8_figures(const models::TrainOptions& trained, const models::QuantizeReport& result) {
+Figures int8_figures(const models::RunOptions& trained, const models::QuantizeReport& result) {
   const double ratio = static_cast<double>(result.f32_file_bytes) / static_cast<double>(result.int8_file_bytes);
   const ProcessBytes process{result.measured_peak_bytes, result.outside, result.process_peak_bytes};
   return {.predicted = result.predicted_peak_bytes,
@@ -449,7 +450,7 @@ std::string verdict(const report::Experiment& experiment) {
 
 std::string run_precision_int8(Rows& rows) {
   const Folder folder;
-  const models::TrainOptions net = trained(rows, folder.file("f32.safetensors"));
+  const models::RunOptions net = trained(rows, folder.file("f32.safetensors"));
   for (const nn::quant::Calibrator calibrator : nn::quant::calibrators) {
     const std::string name(to_string(calibrator));
     rows.say(name);

@@ -16,11 +16,11 @@
 namespace thimble::bench {
 
 std::string run_training(Rows& rows) {
-  models::TrainOptions text = text_training(
+  models::RunOptions text = text_training(
       rows.options, "char-gpt", {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 100, 2000);
   text.setup.optimizer.rate = 1e-3;
   text.min_rate = 1e-4;
-  models::TrainOptions images = generated_training(rows.options, "resnet18", 40, 1000);
+  models::RunOptions images = generated_training(rows.options, "resnet18", 40, 1000);
   images.setup.batch = 16;
   images.setup.sizes.width = 16;
   images.setup.optimizer.rate = 0.02;
@@ -34,7 +34,7 @@ std::string run_training(Rows& rows) {
     const auto steps = static_cast<double>(options.steps);
     const std::int64_t window = std::max<std::int64_t>(1, options.steps / 20);
     double sum = 0;
-    const models::TrainReport result = train(prepare_training(options), [&](const nn::Progress& progress) {
+    const models::TrainReport result = models::Engine(options).run([&](const nn::Progress& progress) {
       sum += progress.loss;
       if (progress.step % window != 0) return;
       series.points.push_back({static_cast<double>(progress.step) / steps, sum / static_cast<double>(window)});
@@ -73,8 +73,8 @@ constexpr Small family[] = {{"llama-3.2-1b", 8, 2, 128, 512}, {"llama-3.2-3b", 6
                             {"llama-2-7b", 4, 4, 128, 352},   {"qwen2.5-0.5b", 7, 1, 112, 608},
                             {"qwen2.5-7b", 7, 1, 112, 592}};
 
-models::TrainOptions training_of(const ExperimentOptions& options, const Small& small) {
-  models::TrainOptions train =
+models::RunOptions training_of(const ExperimentOptions& options, const Small& small) {
+  models::RunOptions train =
       text_training(options, small.model,
                     {.layers = 2, .heads = small.heads, .width = small.width, .sequence = 192, .batch = 4}, 2, 2);
   train.setup.sizes.key_heads = small.key_heads, train.setup.sizes.hidden = small.hidden;
@@ -128,22 +128,22 @@ constexpr Form forms[] = {{"fused, f32", build_in<models::Build::fused, DType::f
                            }}};
 
 Figures train_in(const Rows& rows, const Small& small, const Form& form) {
-  models::TrainOptions train = training_of(rows.options, small);
+  models::RunOptions train = training_of(rows.options, small);
   form.change(train.setup);
   if (form.has_least_budget) {
-    const models::PreparedTraining prepared = prepare_training(train);
-    nn::Planner planner(training_program(prepared), rows.options.device, nn::hardware("cpu"));
+    models::Engine engine(train);
+    nn::Planner planner(engine.runs(), rows.options.device, nn::hardware("cpu"));
     train.budget_bytes = planner.smallest().peak_bytes;
   }
-  return training_figures(models::train(prepare_training(train)));
+  return training_figures(models::Engine(train).run());
 }
 
 /// Tokens that a trained model writes.
 void add_generation(Rows& rows, const Small& small) {
   const Folder folder;
-  models::TrainOptions train = training_of(rows.options, small);
+  models::RunOptions train = training_of(rows.options, small);
   train.save_weights = folder.file("weights.safetensors");
-  models::train(prepare_training(train));
+  models::Engine(train).run();
   for (const DType cache : {DType::f32, DType::bf16}) {
     rows.add({{"model", small.model}, {"how", "generation, cache in " + std::string(to_string(cache))}}, [&] {
       models::GenerateOptions generate;
@@ -180,8 +180,8 @@ struct EightBitCase {
   DType state = DType::f32;
 };
 
-models::TrainOptions options_of(const ExperimentOptions& options, const EightBitCase& one) {
-  models::TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
+models::RunOptions options_of(const ExperimentOptions& options, const EightBitCase& one) {
+  models::RunOptions train = text_training(options, "char-gpt", {}, 40, 500);
   train.setup.optimizer.name = one.optimizer;
   train.setup.optimizer.state = one.state;
   // Not the steepest rate, at which any difference in rounding drives two runs apart.
@@ -190,12 +190,12 @@ models::TrainOptions options_of(const ExperimentOptions& options, const EightBit
 }
 
 // Gradients of the batch after the exact run, with this plan and without.
-nn::GradientReport gradients(models::Training& trained, const models::PreparedTraining& prepared) {
+nn::GradientReport gradients(models::Training& trained, models::Engine& engine) {
   const models::Batch batch =
-      prepared.data->batch(prepared.options.steps, prepared.options.device, prepared.options.setup.precision.dtype);
+      engine.data().batch(engine.options().steps, engine.options().device, engine.options().setup.precision.dtype);
   return nn::compare_gradients(trained.optimizer().parameters(),
                                [&](std::int64_t) { return trained.model().loss(batch); }, {},
-                               {.plan = prepared.plan.tape});
+                               {.plan = engine.plan().tape});
 }
 
 report::Series errors_by_parameter(const std::string& saved, const nn::GradientReport& report) {
@@ -220,22 +220,23 @@ std::string run_eight_bits(Rows& rows) {
                     {}};
   const memory::Stack stack = memory::make_resource(rows.options.device);
   const ResourceScope scope(stack.top);
-  std::unique_ptr<models::PreparedTraining> exact;
+  std::unique_ptr<models::Engine> exact;
   std::unique_ptr<models::Training> trained;
   double adamw = 0, momentum = 0, least = 1, worst_loss = 0;
   for (const EightBitCase& one : cases) {
-    const models::TrainOptions options = options_of(rows.options, one);
+    const models::RunOptions options = options_of(rows.options, one);
     const std::string saved = one.saved.empty() ? "f32" : one.saved;
     rows.add({{"saved", saved},
               {"optimizer", one.optimizer},
               {"state", std::string(to_string(optimizer_state(options.setup, true)))},
               {"steps", options.steps}},
              [&] {
-               const models::PreparedTraining prepared = prepare_packed(options, one.saved);
-               const models::TrainReport result = train(prepared);
+               models::Engine engine(options);
+               pack_saved(engine, one.saved);
+               const models::TrainReport result = engine.run();
                if (!trained) {  // the first case: gradients are compared at its parameters
-                 exact = std::make_unique<models::PreparedTraining>(prepare_training(options));
-                 trained = std::make_unique<models::Training>(exact->options, *exact->data, options.device);
+                 exact = std::make_unique<models::Engine>(options);
+                 trained = std::make_unique<models::Training>(exact->options(), exact->data(), options.device);
                  for (std::int64_t step = 0; step < options.steps; ++step) trained->step();
                }
                double& base = one.optimizer.starts_with("momentum") ? momentum : adamw;
@@ -245,19 +246,19 @@ std::string run_eight_bits(Rows& rows) {
                const auto state_bytes = make_optimizer(options.setup, trained->model())->state_bytes();
                // Live bytes, because a small model's arena is always a few granules.
                const nn::MemoryProfile step =
-                   nn::profile_training(dry(options.device), planned_run(training_program(prepared), prepared.plan));
+                   nn::profile_training(dry(options.device), planned_run(engine.runs(), engine.plan()));
                Figures figures = training_figures(result);
                const auto add = [&](const char* name, auto number) { figures.numbers.emplace_back(name, number); };
                add("validation_change", change);
                if (!one.saved.empty()) {
-                 const nn::GradientReport report = gradients(*trained, prepared);
+                 const nn::GradientReport report = gradients(*trained, engine);
                  add("gradient_error", report.all.relative_error);
                  add("least_cosine", report.smallest_cosine());
                  least = std::min(least, report.smallest_cosine());
                  if (one.optimizer == "adamw") plot.series.push_back(errors_by_parameter(one.saved, report));
                }
                add("live_bytes", step.peak_live_bytes);
-               add("packed_bytes", prepared.plan.packed_bytes);
+               add("packed_bytes", engine.plan().packed_bytes);
                add("state_bytes", state_bytes);
                add("state_per_parameter", static_cast<double>(state_bytes) / static_cast<double>(result.parameters));
                return figures;

@@ -296,11 +296,12 @@ std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
 
 }  // namespace
 
-PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report) {
+PlanView see_plan(const models::RunOptions& options, const models::PlanReport& report) {
   PlanView view{report.setup, report, {}, {}, {}};
-  if (options.is_inference) {
-    view.steps.push_back(trace_step("forward", options.device,
-                                    options.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
+  if (report.request.is_inference) {
+    view.steps.push_back(
+        trace_step("forward", options.device,
+                   report.request.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
     return view;
   }
   const nn::MakeRun& make = report.run;

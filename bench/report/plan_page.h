@@ -65,7 +65,7 @@ struct PlanView {
 };
 
 /// Traces the steps of a plan that make_plan(options) made, on dry devices. Passes on exceptions of the dry runs.
-PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report);
+PlanView see_plan(const models::RunOptions& options, const models::PlanReport& report);
 
 /// The techniques of the report's setup, " in 2 micro-batches, chunked head", or "".
 std::string techniques_in_words(const models::PlanReport& report);

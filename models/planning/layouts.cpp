@@ -136,7 +136,7 @@ std::vector<Layout> layouts_of(const Setup& setup, const Cluster& cluster, const
   return list;
 }
 
-JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
+JudgedLayout judge(const RunOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
                    std::vector<RankPlan>* ranks) {
   JudgedLayout judged{layout, time, 0, true};
   Setup setup = setup_of(options.setup, layout);
@@ -146,7 +146,10 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
     setup.micro_batches = std::min<std::int64_t>(layout.micro_batches, 2 * layout.pp + 2);
     setup.batch = samples * layout.dp * setup.micro_batches;
   }
-  PlannedRuns runs(setup, options.device, options.data);
+  RunOptions own = options;
+  own.setup = setup;
+  const PlannedRuns runs(own);
+  setup = own.setup;
   const auto run = [&](int rank) {
     setup.layout.rank = rank;
     const nn::MakeRun make = is_proof ? runs.of(setup) : zero_batch_run(setup);
@@ -175,11 +178,12 @@ JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Lay
   return judged;
 }
 
-LayoutReport find_layout(const PlanOptions& given, const Cluster& cluster, const FixedLayout& fixed) {
+LayoutReport find_layout(const RunOptions& given, const Cluster& cluster, const FixedLayout& fixed) {
   check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
-  PlanOptions options = given;
-  const PlannedRuns of_sizes(options.setup, options.device, options.data);  // fills in sizes from the data
+  RunOptions options = given;
+  require_new_run(options);
+  const PlannedRuns of_sizes(options);  // fills in sizes from the data
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto seconds_since = [&](std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(now() - begin).count();

@@ -107,12 +107,12 @@ class LayoutTimes {
 /// need most, for two steps of at most 2 pp + 2 micro-batches, because more need no more bytes. With `ranks`, which it
 /// fills in, it proves the layout: every distinct rank runs a whole training program, with all micro-batches and the
 /// evaluation.
-JudgedLayout judge(const PlanOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
+JudgedLayout judge(const RunOptions& options, const Cluster& cluster, const Layout& layout, const LayoutTime& time,
                    std::vector<RankPlan>* ranks = nullptr);
 
 /// The fastest layout that fits. `options.setup` has model, sizes, precision, optimizer and the batch of all ranks.
 /// Throws ValueError for a cluster without ranks or memory, a `pipeline` other than 1f1b, `cp`, `bucket_bytes` 0, and
 /// fixed values that no layout has; BudgetError, with the fewest bytes found to be needed, if no layout fits.
-LayoutReport find_layout(const PlanOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
+LayoutReport find_layout(const RunOptions& options, const Cluster& cluster, const FixedLayout& fixed = {});
 
 }  // namespace thimble::models

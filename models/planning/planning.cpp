@@ -21,7 +21,6 @@
 #include <thimble/models/techniques/tiers.h>
 #include <thimble/models/techniques/trained_parts.h>
 #include <thimble/models/training/choices.h>
-#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/quantizing.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/transformer/transformer.h>
@@ -68,21 +67,25 @@ class Outline final : public Dataset {
 
 }  // namespace
 
-PlannedRuns::PlannedRuns(Setup& setup, memory::Device device, const std::string& data) : device_(device) {
+PlannedRuns::PlannedRuns(RunOptions& options) {
+  Setup& setup = options.setup;
   if (!setup.weights.empty()) {
     follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
   }
-  if (data.empty() && !setup.tokenizer.empty()) {
+  if (options.data.empty() && !setup.tokenizer.empty()) {
     throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; expected `data` beside it");
   }
-  if (data.empty()) return;
-  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
-  data_ = open_dataset(data, *model, setup.model, setup.seed, setup.tokenizer);
-  data_->fit(setup.sizes);
+  if (!options.data.empty()) {
+    const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(options.device)));
+    data_ = open_dataset(options.data, *model, setup.model, setup.seed, setup.tokenizer);
+    data_->fit(setup.sizes);
+  }
+  options_ = options;
+  options_.ranks = nullptr;  // dry ones take their place
 }
 
 nn::MakeRun PlannedRuns::of(const Setup& setup) const {
-  const memory::Device on = dry(device_);
+  const memory::Device on = dry(options_.device);
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, on));
   std::int64_t batches = 1, last_samples = setup.batch;
   if (data_ != nullptr) {
@@ -91,21 +94,20 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
     batches = data_->validation_batches();
     last_samples = data_->validation_batch(batches - 1, on, setup.precision.dtype).target.size(0);
   }
-  const auto prepared = std::make_shared<PreparedTraining>();
-  prepared->options.setup = setup;
-  prepared->options.device = device_;
-  prepared->is_text = model->is_text();
-  prepared->data = std::make_unique<Outline>(prepared->is_text, model->options(), setup.batch, batches, last_samples);
-  prepared->data->set_share(share_of(setup));
-  return [prepared](memory::Device device) { return training_program(*prepared)(device); };
+  const auto options = std::make_shared<RunOptions>(options_);
+  options->setup = setup;
+  const auto outline =
+      std::make_shared<Outline>(model->is_text(), model->options(), setup.batch, batches, last_samples);
+  outline->set_share(share_of(setup));
+  return [options, outline](memory::Device device) { return std::make_unique<Training>(*options, *outline, device); };
 }
 
 namespace {
 
 /// The peak of a forward without a tape.
-nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
+nn::Plan inference_plan(const RunOptions& options, bool is_int8, PlanReport& report) {
   const nn::MemoryProfile profile = nn::profile_training(
-      dry(options.device), options.is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
+      dry(options.device), is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
   report.parameters = profile.parameters;
   nn::Plan plan;
   plan.peak_bytes = profile.peak_bytes;
@@ -127,11 +129,11 @@ memory::CommittedParts parts_of(const PlanReport& report, memory::Device device)
 }
 
 /// Throws ValueError for options that a forward cannot use.
-void check_inference(const PlanOptions& options) {
+void check_inference(const RunOptions& options, bool is_int8) {
   const Setup& s = options.setup;
   tensor_options(s, dry(options.device));
   refuse_training(s, "`is_inference`");
-  if (!options.is_int8) return;
+  if (!is_int8) return;
   if (s.sizes.feed_forward == FeedForward::tiled) {
     throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; expected full");
   }
@@ -146,11 +148,11 @@ void check_inference(const PlanOptions& options) {
 }
 
 /// Plans a training step for a report with a budget.
-void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
+void plan_training_step(const RunOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
                         PlanReport& report) {
   ChoiceOptions choices(options, costs, [&runs](const Setup& other) { return runs.of(other); });
   choices.budget_bytes = report.budget_bytes;
-  choices.prices_away = options.prices_techniques;
+  choices.prices_away = report.request.prices_techniques;
   if (choices.progress) choices.progress("the smallest plan");
   PlannedSetup planned(choices, options.setup, planning_options(options, report.budget_bytes));
   const Setup& setup = planned.setup();
@@ -185,19 +187,19 @@ void plan_training_step(const PlanOptions& options, const PlannedRuns& runs, con
   report.packing = packed_bytes_of(report.plan);
   report.committed = parts_of(report, options.device);
   report.segments = nn::planned_segments(report.plan, planner.graph());
-  if (options.prices_techniques) report.techniques = price_techniques(choices, setup);
+  if (report.request.prices_techniques) report.techniques = price_techniques(choices, setup);
   if (report.is_feasible) return;
-  if (options.prices_techniques) choices.refusal_ms = 0;  // asking for all techniques allows the time
+  if (report.request.prices_techniques) choices.refusal_ms = 0;  // asking for all techniques allows the time
   const nn::LeverOffers offers = offer_techniques(choices, setup);
   report.why_infeasible = nn::with_offers(report.why_infeasible, offers);
   report.known_techniques = offers.known;
   report.untried_techniques = offers.untried;
-  if (options.prices_techniques) return;
+  if (report.request.prices_techniques) return;
   report.techniques.push_back({"", report.minimum_bytes, report.plan.time_overhead, {}, {}});
   report.techniques.insert(report.techniques.end(), offers.fitting.begin(), offers.fitting.end());
 }
 
-memory::OutsideBytes outside_of(const PlanOptions& options, const memory::ProcessBase& base, std::size_t nodes,
+memory::OutsideBytes outside_of(const RunOptions& options, const memory::ProcessBase& base, std::size_t nodes,
                                 std::size_t data_bytes, std::size_t events = 0) {
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
   memory::OutsideFacts facts = outside_facts(options.setup, has_budget, true, nodes, data_bytes);
@@ -206,13 +208,13 @@ memory::OutsideBytes outside_of(const PlanOptions& options, const memory::Proces
 }
 
 /// Sets the arena's budget that the process budget leaves. The number of nodes does not depend on the batch.
-void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
+void fit_process(RunOptions& options, PlanReport& report, const memory::ProcessBase& base) {
   check_process_budget(options);
-  Setup setup = options.setup;
-  if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
-  const PlannedRuns runs(setup, options.device, options.data);
+  RunOptions one = options;
+  if (one.setup.micro_batches == auto_micro_batches) one.setup.micro_batches = 1;
+  const PlannedRuns runs(one);
   const std::size_t nodes =
-      options.is_inference ? 0 : nn::profile_training(dry(options.device), runs.of(setup), 1).nodes;
+      report.request.is_inference ? 0 : nn::profile_training(dry(options.device), runs.of(one.setup), 1).nodes;
   memory::ProcessBase with_data = base;
   with_data.writable_bytes += runs.data_bytes();
   report.outside = outside_of(options, with_data, nodes, runs.data_bytes());
@@ -237,7 +239,7 @@ std::int64_t sequence_of(const Setup& setup) {
 }
 
 /// Throws ValueError unless the sequence of the setup's model can be searched for.
-void require_sequence(const PlanOptions& options) {
+void require_sequence(const RunOptions& options) {
   if (!make_model(options.setup.model, options.setup.sizes, {dry(cpu)})->is_text()) {
     throw ValueError("`finds_sequence`: " + options.setup.model + " is over images; expected a model over tokens");
   }
@@ -247,11 +249,11 @@ void require_sequence(const PlanOptions& options) {
 }
 
 /// The dimension that a plan searches, if any. Throws ValueError.
-std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_bytes) {
-  if (!options.finds_batch && !options.finds_sequence) return std::nullopt;
-  const Extent extent = options.finds_batch ? Extent::batch : Extent::sequence;
-  const std::string option = options.finds_batch ? "`finds_batch`" : "`finds_sequence`";
-  if (options.finds_batch && options.finds_sequence) {
+std::optional<Extent> extent_of(const RunOptions& options, const PlanRequest& request, std::size_t budget_bytes) {
+  if (!request.finds_batch && !request.finds_sequence) return std::nullopt;
+  const Extent extent = request.finds_batch ? Extent::batch : Extent::sequence;
+  const std::string option = request.finds_batch ? "`finds_batch`" : "`finds_sequence`";
+  if (request.finds_batch && request.finds_sequence) {
     throw ValueError(option + ": not with `finds_sequence`; leave out one of them");
   }
   if (budget_bytes == 0) {
@@ -265,25 +267,35 @@ std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_b
 
 }  // namespace
 
-Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent) {
+void require_new_run(const RunOptions& options) {
+  const char* const option = !options.resume.empty()  ? "`resume`"
+                             : !options.plan.empty()  ? "`plan`"
+                             : options.captures_steps ? "`captures_steps`"
+                                                      : nullptr;
+  if (option != nullptr)
+    throw ValueError(std::string(option) + ": expected a new run to plan; an Engine plans this one");
+}
+
+Largest find_largest(const RunOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent,
+                     const PlanRequest& request) {
   const Tf32Scope products(given.allows_tf32);
-  PlanOptions options = given;
+  RunOptions options = given;
   if (extent == Extent::sequence) require_sequence(options);
-  const PlannedRuns runs(options.setup, options.device, options.data);
+  const PlannedRuns runs(options);
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t size) {
     const Setup setup = with_size(options.setup, extent, size);
     return nn::Planner(runs.of(setup), options.device, hardware_for(options.costs, options.device),
                        planner_options(setup, options.device));
   };
-  if (search == BatchSearch::in_a_third && !options.is_inference) return search_in_a_third(planner, budget_bytes);
+  if (search == BatchSearch::in_a_third && !request.is_inference) return search_in_a_third(planner, budget_bytes);
   const auto peak = [&](std::int64_t size) -> std::size_t {
     const Setup setup = with_size(options.setup, extent, size);
-    if (options.is_inference) {
-      PlanOptions forward = options;
+    if (request.is_inference) {
+      RunOptions forward = options;
       forward.setup = setup;
       PlanReport unused;
-      return inference_plan(forward, unused).peak_bytes;
+      return inference_plan(forward, request.is_int8, unused).peak_bytes;
     }
     if (search == BatchSearch::plain) {
       return nn::profile_placed(options.device, runs.of(setup), setup.micro_batches).profile.peak_bytes;
@@ -298,40 +310,42 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
   return found;
 }
 
-PlanReport make_plan(const PlanOptions& given) {
+PlanReport make_plan(const RunOptions& given, const PlanRequest& request) {
   auto start = std::chrono::steady_clock::now();
   check_tf32(given.allows_tf32, given.device);
   const Tf32Scope products(given.allows_tf32);
-  PlanOptions options = given;
-  if (options.is_int8 && !options.is_inference) {
+  RunOptions options = given;
+  require_new_run(options);
+  if (request.is_int8 && !request.is_inference) {
     throw ValueError("`is_int8`: expected `is_inference`, got a training step; add `is_inference`");
   }
-  if (options.is_inference && (options.costs.measures || !options.costs.times.empty())) {
+  if (request.is_inference && (options.costs.measures || !options.costs.times.empty())) {
     throw ValueError("`measures`, `times`: expected a training step, got `is_inference`; leave them out");
   }
   const nn::Hardware machine = hardware_for(options.costs, options.device);
   PlanReport report;
+  report.request = request;
   memory::ProcessBase base;
   if (options.device == cpu) base = memory::ProcessBase::measure();
   if (options.process_budget_bytes > 0) fit_process(options, report, base);
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
-  if (const auto extent = extent_of(options, report.budget_bytes)) {
-    const std::int64_t size = find_largest(options, report.budget_bytes, BatchSearch::planned, *extent).size;
+  if (const auto extent = extent_of(options, request, report.budget_bytes)) {
+    const std::int64_t size = find_largest(options, report.budget_bytes, BatchSearch::planned, *extent, request).size;
     options.setup = with_size(options.setup, *extent, size);
   }
-  const PlannedRuns runs(options.setup, options.device, options.data);
+  const PlannedRuns runs(options);
   check_weights(options.setup);
   report.setup = options.setup;
   report.batch = options.setup.batch;
   report.sequence = sequence_of(options.setup);
   report.micro_batches = options.setup.micro_batches;
   report.cost_model = nn::CostModel(machine).source;
-  if (options.is_inference) {
-    if (options.prices_techniques) {
+  if (request.is_inference) {
+    if (request.prices_techniques) {
       throw ValueError("`is_inference`: not with `prices_techniques`, which are about training steps");
     }
-    check_inference(options);
-    report.plan = inference_plan(options, report);
+    check_inference(options, request.is_int8);
+    report.plan = inference_plan(options, request.is_int8, report);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;
@@ -410,18 +424,18 @@ std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
   return groups;
 }
 
-std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
-  if (options.finds_batch || options.finds_sequence || options.is_inference) {
-    const char* const option = options.finds_batch      ? "`finds_batch`"
-                               : options.finds_sequence ? "`finds_sequence`"
+std::vector<RankPlan> plan_ranks(const RunOptions& options, const PlanRequest& request) {
+  if (request.finds_batch || request.finds_sequence || request.is_inference) {
+    const char* const option = request.finds_batch      ? "`finds_batch`"
+                               : request.finds_sequence ? "`finds_sequence`"
                                                         : "`is_inference`";
     throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.layout.ranks) +
                      "; expected one rank");
   }
   check_techniques(options.setup, is_text(options.setup));
   std::vector<RankPlan> plans;
-  PlanOptions of_rank = options;
-  const PlannedRuns runs(of_rank.setup, options.device, options.data);
+  RunOptions of_rank = options;
+  const PlannedRuns runs(of_rank);
   for (std::vector<int>& ranks : alike_ranks(of_rank.setup, options.device)) plans.push_back({std::move(ranks), {}});
   if (options.budget_bytes == 0 && hardware_for(options.costs, options.device).memory_bytes == 0) {
     for (RankPlan& plan : plans) {  // without a search
@@ -437,7 +451,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   } else {
     for (RankPlan& plan : plans) {
       of_rank.setup.layout.rank = plan.ranks.front();
-      plan.report = make_plan(of_rank);
+      plan.report = make_plan(of_rank, request);
     }
   }
   const auto needs_less = [](const RankPlan& a, const RankPlan& b) {
@@ -446,7 +460,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   const auto most = std::max_element(plans.begin(), plans.end(), needs_less);
   if (!most->report.planner) {
     of_rank.setup.layout.rank = most->ranks.front();
-    most->report = make_plan(of_rank);
+    most->report = make_plan(of_rank, request);
   }
   std::rotate(plans.begin(), most, most + 1);
   return plans;

@@ -21,29 +21,32 @@
 
 namespace thimble::models {
 
+/// Throws ValueError for `resume`, `plan` and `captures_steps`: only an Engine plans such a run.
+void require_new_run(const RunOptions& options);
+
 class PlannedRuns {
  public:
-  /// Fills in the sizes of `setup`, first from its weights (follow_weights), then from `data`, a path as in
-  /// TrainOptions (vocabulary, or image, channels and classes). An empty path leaves the model's sizes. Throws as
-  /// follow_weights, open_dataset and make_model do.
-  PlannedRuns(Setup& setup, memory::Device device, const std::string& data);
+  /// Fills in the sizes of `options.setup`, first from its weights (follow_weights), then from `options.data`
+  /// (vocabulary, or image, channels and classes). Without data the model's sizes stay. Throws as follow_weights,
+  /// open_dataset and make_model do.
+  explicit PlannedRuns(RunOptions& options);
 
-  /// Makes runs of a setup with these data: two steps, each of which makes its batch and reads its loss, and an
-  /// evaluation in batches of the real sizes. The returned function must outlive its runs. Throws ValueError if the
-  /// data are too few for a training and a validation split.
+  /// Makes runs of the options with this setup: the steps of Engine::runs, each of which makes its batch and reads its
+  /// loss, and evaluations in batches of the real sizes. The returned function must outlive its runs. Throws ValueError
+  /// if the data are too few for a training and a validation split.
   nn::MakeRun of(const Setup& setup) const;
   /// Dataset::heap_bytes of the data; 0 without data.
   std::size_t data_bytes() const { return data_ ? data_->heap_bytes() : 0; }
 
  private:
-  memory::Device device_;
+  RunOptions options_;
   std::shared_ptr<Dataset> data_;  // null without data
 };
 
 // ---- The plan: the bytes that a run needs, and why.
 
-/// PlannedRuns fills in the sizes. A budget of 0 means the hardware's memory, if it has one.
-struct PlanOptions : RunOptions {
+/// The question that a plan answers; by default whether the run fits.
+struct PlanRequest {
   bool finds_batch = false;        ///< finds the largest batch for the budget, in place of the setup's
   bool finds_sequence = false;     ///< finds the longest sequence for the budget, for a model over tokens
   bool is_inference = false;       ///< plans a forward without a tape
@@ -52,6 +55,7 @@ struct PlanOptions : RunOptions {
 };
 
 struct PlanReport {
+  PlanRequest request;
   nn::Plan plan;
   Setup setup;          ///< as planned: sizes, batch and number of micro-batches filled in
   nn::MakeRun run;      ///< runs of `setup` (PlannedRuns); empty with `is_inference`
@@ -79,14 +83,15 @@ struct PlanReport {
   std::shared_ptr<nn::Planner> planner;    ///< made the plan; null with `is_inference`
 };
 
-/// Plans the program of a training run (PlannedRuns) as prepare_training does, on dry devices: it trains nothing, and
-/// uses no memory beyond the planner's. The plan's time_overhead is relative to a step without techniques that keeps
-/// everything (plain_step_seconds). Throws ValueError (names, sizes, techniques that exclude each other; `finds_batch`,
+/// Plans a training run as Engine does, on dry devices: it trains nothing, opens no file but the data, the weights'
+/// header and `times`, and uses no memory beyond the planner's. A budget of 0 means the hardware's memory, if it has
+/// one. The plan's time_overhead is relative to a step without techniques that keeps everything (plain_step_seconds).
+/// Throws as require_new_run does; ValueError (names, sizes, techniques that exclude each other; `finds_batch`,
 /// `finds_sequence` and `auto` micro-batches without a budget, or two of them at once; `finds_sequence` for images or
-/// with `data`), BudgetError when not even one sample, or one token, fits.
-PlanReport make_plan(const PlanOptions& options);
+/// with `data`); BudgetError when not even one sample, or one token, fits.
+PlanReport make_plan(const RunOptions& options, const PlanRequest& request = {});
 
-/// The setup's ranks, divided into lists that need equal bytes, by their lowest rank. Throws as TrainedParts does.
+/// The setup's ranks, divided into lists that need equal bytes, by their lowest rank. Throws as ModelParts does.
 std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device);
 
 /// Ranks of the setup that need equal bytes, and their plan.
@@ -97,7 +102,7 @@ struct RankPlan {
 
 /// The plans of all ranks, one per list of alike_ranks: first the ranks that need most, then the others by their lowest
 /// rank. Throws as make_plan does, and ValueError with `finds_batch`, `finds_sequence` or `is_inference`.
-std::vector<RankPlan> plan_ranks(const PlanOptions& options);
+std::vector<RankPlan> plan_ranks(const RunOptions& options, const PlanRequest& request = {});
 
 /// The plan that must fit the budget.
 enum class BatchSearch : std::uint8_t {
@@ -125,8 +130,9 @@ struct Largest {
 /// does not close in, and from 32 on tries a sixteenth more than the result. Every probe is a dry run; the result and
 /// one more are both probed. A batch is rounded up to whole micro-batches, so the largest is a multiple of them. Throws
 /// BudgetError when a size of 1 does not fit, ValueError when 2^24 does, and for the sequence of a model over images.
-Largest find_largest(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search,
-                     Extent extent = Extent::batch);
+/// `request` says whether a step or a forward is meant.
+Largest find_largest(const RunOptions& options, std::size_t budget_bytes, BatchSearch search,
+                     Extent extent = Extent::batch, const PlanRequest& request = {});
 
 /// The search of find_largest; `peak(size)` returns bytes.
 Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,

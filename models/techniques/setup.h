@@ -110,7 +110,7 @@ struct Setup {
   std::int64_t micro_batches = 1;
   std::uint64_t seed = 1;
   std::string weights;      ///< initial values in safetensors, a file or a folder; drawn at random if empty
-  std::string weights_sum;  ///< checksum of `weights` (nn::weights_sum), filled in by prepare_training
+  std::string weights_sum;  ///< checksum of `weights` (nn::weights_sum), filled in by Engine
   std::string tokenizer;    ///< a tokenizer.json for reading and writing text (open_dataset), or empty
   OptimizerSetup optimizer;
   PrecisionSetup precision;

@@ -29,7 +29,7 @@ std::string in_words(const RunTrait& trait, const std::string& value) {
 
 }  // namespace
 
-std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model) {
+std::vector<RunTrait> run_traits(const RunOptions& options, const Model& model) {
   std::vector<RunTrait> list;
   for (const Technique& one : techniques()) {
     if (one.identity.on_resume != OnResume::same) continue;
@@ -44,7 +44,7 @@ std::vector<RunTrait> run_traits(const TrainOptions& options, const Model& model
   return list;
 }
 
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Model& model) {
+nn::Metadata metadata_of(const RunOptions& options, const Dataset& data, const Model& model) {
   nn::Metadata metadata{{"model", options.setup.model}};
   for (const auto& trait : run_traits(options, model)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
@@ -55,7 +55,7 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
   return metadata;
 }
 
-std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training, std::string* change) {
+std::int64_t check_resume(const RunOptions& options, const Dataset& data, Training& training, std::string* change) {
   const std::string start = "`resume`: '" + options.resume + "' ";
   const SafetensorsHeader header = SafetensorsReader(options.resume).header();
   const nn::CheckpointInfo info = nn::parse_checkpoint_info(header, options.resume);

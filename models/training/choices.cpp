@@ -5,11 +5,14 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/offload/tier.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/techniques/tiers.h>
+#include <thimble/nn/files/tensor_io.h>
 
 namespace thimble::models {
 namespace {
@@ -190,6 +193,18 @@ void check_process_budget(const RunOptions& options) {
     throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.layout.ranks) +
                      " ranks hold outside of their arenas is not known; expected `budget_bytes`, of each rank");
   }
+}
+
+memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
+                                   std::size_t data_bytes) {
+  const bool plans_offload = !setup.offload.to.empty() && has_budget;
+  const int tiers = (setup.offload.optimizer ? 1 : 0) + (setup.offload.parameters ? 1 : 0) +
+                    (setup.offload.gradients ? 1 : 0) + (plans_offload ? 1 : 0);
+  return {.threads = thread_count(),
+          .tier_threads = tiers * memory::FileTier::Options().workers,
+          .nodes = nodes,
+          .staging = has_files ? nn::file_staging_bytes : 0,
+          .data = data_bytes};
 }
 
 bool has_techniques(const Setup& setup) {

@@ -1,6 +1,6 @@
 #pragma once
-// Options shared by a run and its plan, and ways to make a step need less: bytes and cost of each technique, and the
-// best number of micro-batches for a budget. All on dry devices.
+// Ways to make a step need less: bytes and cost of each technique, and the best number of micro-batches for a budget.
+// All on dry devices.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include <thimble/models/techniques/setup.h>
 #include <thimble/models/training/costs.h>
+#include <thimble/models/training/run_options.h>
 #include <thimble/nn/fit/levers.h>
 #include <thimble/nn/trainer/run_plans.h>
 
@@ -20,22 +21,13 @@ namespace thimble::models {
 /// Makes a setup's runs: zero_batch_run, or runs with data and evaluations.
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
-/// Options of a run (TrainOptions), or of its plan (PlanOptions).
-struct RunOptions {
-  Setup setup;
-  memory::Device device = cpu;   ///< a plan's need not exist: only its dry twin runs
-  std::string data;              ///< a path or "synthetic" (open_dataset); empty for a plan with the model's own sizes
-  std::size_t budget_bytes = 0;  ///< that the run's arena may commit; 0 sets no limit
-  std::size_t process_budget_bytes = 0;  ///< for the whole process, arena included; 0 sets no limit
-  CostOptions costs;                     ///< for plans
-  /// On a CUDA device f32 products may use TF32 (core/launch/compute_capability.h).
-  bool allows_tf32 = false;
-  double refusal_ms = nn::default_refusal_ms;  ///< most processor time for refusing a budget (nn::LeverSearch)
-  std::function<void(const std::string& text)> progress = {};  ///< called for each step of planning, if set
-};
-
 /// Throws ValueError for a process budget on a GPU or on several ranks, whose bytes outside the arena are unknown.
 void check_process_budget(const RunOptions& options);
+
+/// The facts that determine the bytes of a run on the cpu outside its arena (memory/process/outside.h): threads of
+/// kernels and tiers, nodes of a step, files that it reads or writes, data on the heap.
+memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
+                                   std::size_t data_bytes);
 
 struct ChoiceOptions : nn::LeverSearch {
   ChoiceOptions() = default;

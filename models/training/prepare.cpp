@@ -1,4 +1,4 @@
-// Before the first step: checks the options and opens the data (plan_training.cpp plans the run).
+// Before the plan of a run: checks the options and opens the data.
 
 #include <filesystem>
 #include <optional>
@@ -15,7 +15,6 @@
 #include <thimble/models/techniques/technique.h>
 #include <thimble/models/techniques/tiers.h>
 #include <thimble/models/training/checkpoints.h>
-#include <thimble/models/training/plan_training.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/weights/follow_weights.h>
@@ -29,7 +28,7 @@ namespace {
 
 // A sample's cache needs whole blocks. Files have whole tensors, which sharded state fits into only if it has a number
 // per element.
-void check_parts(const TrainOptions& options, bool is_text) {
+void check_parts(const RunOptions& options, bool is_text) {
   const Setup& setup = options.setup;
   const bool has_stages = setup.layout.ranks > 1 && setup.layout.pp > 1;
   if (team_size(setup) == 1 && !has_stages) return;
@@ -88,7 +87,7 @@ void check_folder(const char* option, const std::string& path) {
 }
 
 /// Checks all files that the run writes.
-void check_files(const TrainOptions& options) {
+void check_files(const RunOptions& options) {
   check_file("`save`", options.save);
   check_file("`save_weights`", options.save_weights);
   check_folder("`log`", options.log);
@@ -120,7 +119,7 @@ void check_files(const TrainOptions& options) {
 }
 
 /// Checks the files that fine-tuning reads and writes.
-void check_fine_tuning(TrainOptions& options) {
+void check_fine_tuning(RunOptions& options) {
   const bool has_adapters = options.setup.lora.rank > 0;
   if (!has_adapters && !options.save_adapters.empty()) {
     throw ValueError("`save_adapters`: there are none; expected `lora_rank` beside it");
@@ -135,7 +134,7 @@ void check_fine_tuning(TrainOptions& options) {
 }
 
 /// Takes sizes and function that the options leave open from the files that the run begins with.
-void follow_files(TrainOptions& options) {
+void follow_files(RunOptions& options) {
   Setup& setup = options.setup;
   if (!setup.weights.empty()) {
     follow_weights(setup.model, setup.sizes, read_weight_facts(setup.weights), WeightUse::training);
@@ -143,73 +142,8 @@ void follow_files(TrainOptions& options) {
   if (!options.resume.empty()) follow_checkpoint(setup.model, setup.sizes, read_weight_facts(options.resume, true));
 }
 
-/// Checks and completes the options, and opens the data. Its dry tensors are gone at its end, with the books that
-/// counted them.
-void open_data(TrainOptions& options, PreparedTraining& prepared) {
-  const memory::Device on = dry(options.device);
-  const nn::DryScope scope(on);
-  prepared.is_text = make_model(options.setup.model, {}, {on})->is_text();
-  check_parts(options, prepared.is_text);
-  follow_files(options);
-  optimizer_name(options.setup, prepared.is_text);
-  memory::make_resource(options.device);  // throws if there is no such device
-  if (options.device.is_cuda() && options.costs.hardware.empty()) {
-    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
-    options.costs.gpu = gpus.at(options.device.index).name;
-  }
-  const bool has_files = options.setup.layout.rank == 0;  // only rank 0 writes
-  if (has_files) check_files(options);
-  {
-    const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
-    prepared.data =
-        open_dataset(options.data, *chosen, options.setup.model, options.setup.seed, options.setup.tokenizer);
-  }
-  prepared.data->fit(options.setup.sizes);
-  if (!options.setup.weights.empty()) check_tokens(read_weight_facts(options.setup.weights), *prepared.data);
-  check_techniques(options.setup, prepared.is_text);
-  check_fine_tuning(options);
-  TrainOptions checked = options;
-  if (options.setup.micro_batches == auto_micro_batches) {
-    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
-      throw ValueError("`micro_batches`: auto needs a `budget_bytes` to choose for; expected one, or a number");
-    }
-    checked.setup.micro_batches = 1;
-  }
-  // The data stay, so open them before anything that goes.
-  const ModelOptions sizes =
-      make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on))->options();
-  prepared.data->set_share(share_of(options.setup));
-  prepared.data->open(sizes, options.setup.batch, options.setup.seed);
-  Training training(checked, *prepared.data, on);
-  if (options.sample > 0 && !training.can_sample()) {
-    throw ValueError("`sample`: " + options.setup.model + " cannot write; the GPT and Llama families can");
-  }
-  if (!options.resume.empty()) {
-    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
-    if (!options.setup.weights.empty() && options.setup.lora.rank == 0) {
-      throw ValueError("`weights`: not with `resume`, whose checkpoint has all parameters; leave out one of them");
-    }
-  }
-  if (options.setup.layout.ranks > 1) prepared.traits = rank_traits(options, *prepared.data, training.model());
-  if (!has_files) return;
-  // With several ranks, the parameters' bytes may be away but their shapes are here; the other ranks' state adds up.
-  std::uint64_t others_bytes = 0;
-  if (training.parallel() != nullptr) {
-    for (const auto& [name, of_one] : training.rank_files().whole) {
-      for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
-    }
-  }
-  nn::check_keeping("`save`", {.path = options.save, .keep = options.keep, .overwrites = options.overwrites},
-                    options.steps, options.save_every,
-                    others_bytes + nn::checkpoint_bytes(training.model(), training.optimizer()));
-  if (!options.save_weights.empty()) {
-    nn::require_space("`save_weights`", options.save_weights, nn::weights_file_bytes(training.model()),
-                      nn::free_bytes_at(options.save_weights));
-  }
-}
-
 /// Throws ValueError for an option that has no effect without another one.
-void check_needs(const TrainOptions& o) {
+void check_needs(const RunOptions& o) {
   const auto need = [](bool is_on, const char* option, bool is_met, const char* other) {
     if (is_on && !is_met) throw ValueError(std::string(option) + ": needs " + other);
   };
@@ -231,30 +165,97 @@ void check_needs(const TrainOptions& o) {
   }
 }
 
+/// Throws ValueError for steps to capture that a CUDA graph cannot hold: on a cpu, with tiers, with coded weights.
+void check_capture(const RunOptions& options) {
+  if (!options.captures_steps) return;
+  if (!options.device.is_cuda()) {
+    throw ValueError("`captures_steps`: the " + to_string(options.device) +
+                     " records no steps; expected `device` cuda");
+  }
+  refuse_uncaptured(options.setup, "`captures_steps`");
+}
+
 }  // namespace
 
-PreparedTraining open_training(TrainOptions options) {
-  if (options.steps < 1) throw ValueError("`steps`: " + std::to_string(options.steps) + "; expected at least 1");
-  check_needs(options);
-  rate_at(options, 1, 0);
-  check_tf32(options.allows_tf32, options.device);
-  check_capture(options);
-  PreparedTraining prepared;
-  open_data(options, prepared);
-  prepared.options = std::move(options);
-  return prepared;
+Engine::Engine(RunOptions options) : options_(std::move(options)) {
+  if (options_.steps < 1) throw ValueError("`steps`: " + std::to_string(options_.steps) + "; expected at least 1");
+  check_needs(options_);
+  rate_at(options_, 1, 0);
+  check_tf32(options_.allows_tf32, options_.device);
+  check_capture(options_);
+  open();
 }
 
-void require_alike(const PreparedTraining& prepared) {
-  if (prepared.options.setup.layout.ranks == 1 || prepared.options.ranks == nullptr) return;
-  dist::require_alike(*prepared.options.ranks, "train", prepared.traits);
+/// Checks and completes the options, and opens the data. Its dry tensors are gone at its end, with the books that
+/// counted them.
+void Engine::open() {
+  Setup& setup = options_.setup;
+  const memory::Device on = dry(options_.device);
+  const nn::DryScope scope(on);
+  is_text_ = make_model(setup.model, {}, {on})->is_text();
+  check_parts(options_, is_text_);
+  follow_files(options_);
+  optimizer_name(setup, is_text_);
+  memory::make_resource(options_.device);  // throws if there is no such device
+  if (options_.device.is_cuda() && options_.costs.hardware.empty()) {
+    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options_.device).devices();
+    options_.costs.gpu = gpus.at(options_.device.index).name;
+  }
+  const bool has_files = setup.layout.rank == 0;  // only rank 0 writes
+  if (has_files) check_files(options_);
+  {
+    const auto chosen = make_model(setup.model, setup.sizes, tensor_options(setup, on));
+    data_ = open_dataset(options_.data, *chosen, setup.model, setup.seed, setup.tokenizer);
+  }
+  data_->fit(setup.sizes);
+  if (!setup.weights.empty()) check_tokens(read_weight_facts(setup.weights), *data_);
+  check_techniques(setup, is_text_);
+  check_fine_tuning(options_);
+  RunOptions checked = options_;
+  if (setup.micro_batches == auto_micro_batches) {
+    if (options_.budget_bytes == 0 && options_.process_budget_bytes == 0) {
+      throw ValueError("`micro_batches`: auto needs a `budget_bytes` to choose for; expected one, or a number");
+    }
+    checked.setup.micro_batches = 1;
+  }
+  // The data stay, so open them before anything that goes.
+  const ModelOptions sizes = make_model(setup.model, setup.sizes, tensor_options(setup, on))->options();
+  data_->set_share(share_of(setup));
+  data_->open(sizes, setup.batch, setup.seed);
+  Training training(checked, *data_, on);
+  if (options_.sample > 0 && !training.can_sample()) {
+    throw ValueError("`sample`: " + setup.model + " cannot write; the GPT and Llama families can");
+  }
+  if (!options_.resume.empty()) {
+    first_step_ = check_resume(options_, *data_, training, &recipe_change_);
+    if (!setup.weights.empty() && setup.lora.rank == 0) {
+      throw ValueError("`weights`: not with `resume`, whose checkpoint has all parameters; leave out one of them");
+    }
+  }
+  if (setup.layout.ranks > 1) traits_ = rank_traits(options_, *data_, training.model());
+  if (!has_files) return;
+  // With several ranks, the parameters' bytes may be away but their shapes are here; the other ranks' state adds up.
+  std::uint64_t others_bytes = 0;
+  if (training.parallel() != nullptr) {
+    for (const auto& [name, of_one] : training.rank_files().whole) {
+      for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
+    }
+  }
+  nn::check_keeping("`save`", {.path = options_.save, .keep = options_.keep, .overwrites = options_.overwrites},
+                    options_.steps, options_.save_every,
+                    others_bytes + nn::checkpoint_bytes(training.model(), training.optimizer()));
+  if (!options_.save_weights.empty()) {
+    nn::require_space("`save_weights`", options_.save_weights, nn::weights_file_bytes(training.model()),
+                      nn::free_bytes_at(options_.save_weights));
+  }
 }
 
-PreparedTraining prepare_training(TrainOptions options) {
-  PreparedTraining prepared = open_training(std::move(options));
-  require_alike(prepared);
-  plan_training(prepared);
-  return prepared;
+void Engine::require_alike(const std::vector<dist::Trait>& more) {
+  is_compared_ = true;
+  if (options_.setup.layout.ranks == 1 || options_.ranks == nullptr) return;
+  std::vector<dist::Trait> traits = traits_;
+  traits.insert(traits.end(), more.begin(), more.end());
+  dist::require_alike(*options_.ranks, "train", traits);
 }
 
 }  // namespace thimble::models

@@ -24,7 +24,7 @@ constexpr const char* data_key = "data";
 constexpr const char* data_name_key = "recipe.data_name";
 constexpr const char *heads_key = "heads", *window_key = "window";
 
-std::string name_of_data(const TrainOptions& options) {
+std::string name_of_data(const RunOptions& options) {
   return printable(std::filesystem::path(options.data).filename().string());
 }
 
@@ -37,7 +37,7 @@ std::string at(const nn::Metadata& metadata, const std::string& key) {
 
 }  // namespace
 
-std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model) {
+std::vector<RecipePart> recipe_of(const RunOptions& options, const Dataset& data, const Model& model) {
   const Setup& setup = options.setup;
   const OptimizerNumbers numbers = optimizer_numbers(setup);
   std::vector<RecipePart> list{{"batch", "`batch`", std::to_string(setup.batch)},
@@ -59,7 +59,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
   return list;
 }
 
-void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model) {
+void put_recipe(nn::Metadata& metadata, const RunOptions& options, const Dataset& data, const Model& model) {
   for (const RecipePart& part : recipe_of(options, data, model)) {
     if (part.value == part.unwritten) continue;
     metadata[in_file(part)] = part.value;
@@ -68,7 +68,7 @@ void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Datas
   metadata.merge(function_metadata(options.setup.model, model.options()));
 }
 
-std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
+std::string recipe_change(const nn::Metadata& before, const RunOptions& options, const Dataset& data,
                           const Model& model, const std::string& start) {
   const auto require_same = [&](const char* key, const std::string& was, std::int64_t is) {
     const std::string own = std::to_string(is);
@@ -139,7 +139,7 @@ bool plans_alike(const Setup& setup) {
 
 }  // namespace
 
-std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model) {
+std::vector<dist::Trait> rank_traits(const RunOptions& options, const Dataset& data, const Model& model) {
   const Setup& setup = options.setup;
   const ModelOptions& sizes = model.options();
   std::vector<dist::Trait> list = dist::process_traits();

@@ -18,16 +18,16 @@ struct RecipePart {
 
 /// Batch, dropout, learning rate and its schedule (with the steps unless it is constant), weight decay, beta2,
 /// techniques that a resumed run may change (OnResume::told) and the data's digest, with defaults filled in.
-std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Model& model);
+std::vector<RecipePart> recipe_of(const RunOptions& options, const Dataset& data, const Model& model);
 
 /// Adds the recipe, the data's name, and model settings that no tensor's shape shows: the number of heads, a window,
 /// and the function if it differs from the named model's (function_metadata).
-void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Model& model);
+void put_recipe(nn::Metadata& metadata, const RunOptions& options, const Dataset& data, const Model& model);
 
 /// A run's changes to a checkpoint's recipe, or empty: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ...".
 /// Skips values that neither the checkpoint (of an older version) nor `unwritten` gives. Throws ValueError, beginning
 /// with `start`, for another number of heads, window, or function of the same parameters.
-std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
+std::string recipe_change(const nn::Metadata& before, const RunOptions& options, const Dataset& data,
                           const Model& model, const std::string& start);
 
 // ---- Traits that all ranks of a run must share.
@@ -36,7 +36,7 @@ std::string recipe_change(const nn::Metadata& before, const TrainOptions& option
 /// model and sizes, data, weights, adapters and checkpoint by their checksums, seed, optimizer, formats, layout,
 /// evaluations, files to write. The budget and other inputs of a plan are included if ranks follow one plan or the plan
 /// determines bits: with shards, stages or stage 3 of ZeRO, `allows_lossy`, `micro_batches` auto. Threads, strictness
-/// and logs may differ. `options` are open_training's. Throws FileError.
-std::vector<dist::Trait> rank_traits(const TrainOptions& options, const Dataset& data, const Model& model);
+/// and logs may differ. `options` are an Engine's. Throws FileError.
+std::vector<dist::Trait> rank_traits(const RunOptions& options, const Dataset& data, const Model& model);
 
 }  // namespace thimble::models

@@ -41,7 +41,7 @@ BatchShare share_of(const Setup& setup) {
   return {data_rank(setup), data_ranks(setup), setup.micro_batches};
 }
 
-double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
+double rate_at(const RunOptions& options, double rate, std::int64_t step) {
   const std::int64_t warmup = options.warmup, total = options.steps;
   if (warmup < 0 || warmup > total) {
     throw ValueError("`warmup`: " + std::to_string(warmup) + " steps; expected 0 to " + std::to_string(total));
@@ -55,7 +55,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-nn::TrainerOptions trainer_options(const TrainOptions& options, memory::Device device) {
+nn::TrainerOptions trainer_options(const RunOptions& options, memory::Device device) {
   const Setup& setup = options.setup;
   rate_at(options, 1, 0);
   nn::TrainerOptions chosen;
@@ -152,7 +152,7 @@ class ModelProgram::Run final : public nn::ProgramRun {
   void visit_save_weights();
   Tensor evaluated(Batch part);
 
-  const TrainOptions& options_;
+  const RunOptions& options_;
   Dataset* data_;
   KeptBatch kept_;
   memory::Device device_;
@@ -286,8 +286,8 @@ void ModelProgram::Run::draw_sample() {
 
 namespace {
 
-TrainOptions of_kept_batch(const Setup& setup) {
-  TrainOptions options;
+RunOptions of_kept_batch(const Setup& setup) {
+  RunOptions options;
   options.setup = setup;
   return options;
 }
@@ -299,7 +299,7 @@ nn::TrainerOptions without_schedule(nn::TrainerOptions options) {
 
 }  // namespace
 
-Training::Training(const TrainOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan,
+Training::Training(const RunOptions& options, Dataset& data, memory::Device device, const nn::Plan& plan,
                    std::int64_t first_step)
     : TrainingProgram{ModelProgram(options, data), trainer_options(options, device)},
       nn::TrainerRun(named, chosen, device, {.is_scheduled = true, .updates = first_step}, first_step) {
@@ -316,11 +316,11 @@ dist::Communicator::Volume Training::volume() { return run().parts().volume(); }
 bool Training::can_sample() { return run().can_sample(); }
 const std::vector<std::int64_t>& Training::sample() { return run().sample(); }
 
-nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
+nn::MakeRun Engine::runs() const { return runs(plan_); }
 
-nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
-  return [&prepared, &plan](memory::Device device) {
-    return std::make_unique<Training>(prepared.options, *prepared.data, device, plan, prepared.first_step);
+nn::MakeRun Engine::runs(const nn::Plan& plan) const {
+  return [this, &plan](memory::Device device) {
+    return std::make_unique<Training>(options_, *data_, device, plan, first_step_);
   };
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Type-erased programs to train: nn::Trainer makes one from a user's functions, models/training/training.h makes one
-// from a named model and its data.
+// Programs that are trained: nn::Trainer makes one from a user's functions (TrainedProgram), models/training/training.h
+// makes one from a named model and its data.
 
 #include <cstdint>
 #include <map>
@@ -44,7 +44,7 @@ class ProgramRun {
   virtual void load_batch(std::int64_t step) = 0;
   /// Does the host's work for a later step's batch while the device computes.
   virtual void prepare_batch([[maybe_unused]] std::int64_t step) {}
-  /// Weights of this rank's micro-batches; an empty list weights them by their samples (ErasedProgram::outline).
+  /// Weights of this rank's micro-batches; an empty list weights them by their samples (AnyProgram::outline).
   virtual std::vector<optim::MicroBatch> weights([[maybe_unused]] std::int64_t count) { return {}; }
   virtual void after_update() {}
   virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
@@ -61,9 +61,10 @@ class ProgramRun {
   virtual std::optional<std::map<std::string, std::string>> metadata() { return std::nullopt; }
 };
 
-class ErasedProgram {
+/// Makes the runs of a program, and describes them before.
+class AnyProgram {
  public:
-  virtual ~ErasedProgram() = default;
+  virtual ~AnyProgram() = default;
   /// Makes the model, without its optimizers.
   virtual std::unique_ptr<ProgramRun> make(memory::Device device) const = 0;
   /// Describes the batch of a step and, if there are several, its micro-batches.

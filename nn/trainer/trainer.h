@@ -171,7 +171,7 @@ class TypedRun final : public ProgramRun {
 };
 
 template <class Model, class Batch>
-class TypedProgram final : public ErasedProgram {
+class TypedProgram final : public AnyProgram {
  public:
   explicit TypedProgram(TrainedProgram<Model, Batch> program, TensorOptions layers = {})
       : layers_(std::move(layers)), program_(std::move(program)) {

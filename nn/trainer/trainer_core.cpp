@@ -121,7 +121,7 @@ class TrainerCore::Planned final : public PlannedProgram {
   TrainerCore& core_;
 };
 
-TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
+TrainerCore::TrainerCore(std::unique_ptr<AnyProgram> program, TrainerOptions options)
     : program_(std::move(program)),
       options_(std::move(options)),
       costs_(costs_of(options_)),
@@ -245,7 +245,7 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   } else {
     plans_->fit();
   }
-  if (engine_ && engine_->stack().placed) engine_->stack().placed->set_plans(plans_->placements());
+  if (arena_ && arena_->stack().placed) arena_->stack().placed->set_plans(plans_->placements());
   describe();
 }
 
@@ -291,7 +291,7 @@ class TrainerCore::Live final : public TrainerRun {
     return evaluation;
   }
   void write_checkpoint(const std::string& path) override {
-    const ResourceScope scope(core_.engine_->stack().top);
+    const ResourceScope scope(core_.arena_->stack().top);
     TrainerRun::write_checkpoint(path);
   }
 
@@ -312,15 +312,15 @@ TrainerCore::Live& TrainerCore::started() {
   } else if (!whole_) {
     need.outside = plans_->outside_facts();
   }
-  auto engine = std::make_unique<Engine>(options_, std::move(need));
+  auto arena = std::make_unique<RunArena>(options_, std::move(need));
   try {
-    run_ = engine->start([&] { return std::make_unique<Live>(*this); });
+    run_ = arena->start([&] { return std::make_unique<Live>(*this); });
   } catch (const OutOfMemory&) {
     // Without example steps nothing is planned yet; the refusal of the first step names options that would fit.
     if (plans_->shapes().empty() && is_planned()) require_planned(first_step_, key_of(first_step_));
     throw;
   }
-  engine_ = std::move(engine);
+  arena_ = std::move(arena);
   plans_->hold_budget();
   return *run_;
 }
@@ -333,7 +333,7 @@ void TrainerCore::Live::train_step(std::int64_t step, Progress& progress) {
     throw PlanError("trainer: it was planned for '" + core_.machine_ + "', here it is '" + here + "'");
   }
   const Call call(core_.calling_, "a step");
-  const ResourceScope scope(core_.engine_->stack().top);
+  const ResourceScope scope(core_.arena_->stack().top);
   progress.step = steps() + 1;
   progress.rate = program().optimizer(0).rate();
   if (options.rate) core_.require_same("rate", "the rate of step " + std::to_string(steps()), options.rate(steps()));
@@ -385,7 +385,7 @@ Progress TrainerCore::step() {
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = progress.step == options_.steps || (every > 0 && progress.step % every == 0);
   if (is_due) progress.evaluation = run.evaluate();
-  const memory::Arena::Statistics arena = engine_->stack().arena->statistics();
+  const memory::Arena::Statistics arena = arena_->stack().arena->statistics();
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
   return progress;
@@ -397,10 +397,10 @@ RunReport TrainerCore::run(const TrainObserver& observer, const TrainControl& co
   Live& run = started();
   RunReport report;
   const LoopOptions looped{.resumed_steps = first_step_, .ranks = whole_ ? options_.ranks.ranks : nullptr};
-  engine_->run(run, looped, observer, control, report);
+  arena_->run(run, looped, observer, control, report);
   report.predicted_peak_bytes = plan().peak_bytes;
   report.predicted_tier_bytes = plan().tier_bytes;
-  engine_->measure(run, looped.ranks, report);
+  arena_->measure(run, looped.ranks, report);
   return report;
 }
 
@@ -411,7 +411,7 @@ Evaluation TrainerCore::evaluate() {
   require_idle("evaluate()", false);
   Live& run = started();
   const Call call(calling_, "an evaluation");
-  const ResourceScope scope(engine_->stack().top);
+  const ResourceScope scope(arena_->stack().top);
   Evaluation evaluation = *run.TrainerRun::evaluate();
   evaluation.loss = without_sign_of_nan(evaluation.loss);
   return evaluation;
@@ -441,12 +441,12 @@ Certificate TrainerCore::certify(std::int64_t steps) {
 }
 
 std::size_t TrainerCore::peak_bytes() const {
-  return engine_ ? engine_->stack().arena->statistics().peak_committed_bytes : 0;
+  return arena_ ? arena_->stack().arena->statistics().peak_committed_bytes : 0;
 }
 
 std::string TrainerCore::memory() const {
-  if (!engine_) return "nothing is taken before the first step\n";
-  const memory::Stack& stack = engine_->stack();
+  if (!arena_) return "nothing is taken before the first step\n";
+  const memory::Stack& stack = arena_->stack();
   return stack.ledger->summary() + memory::committed_table(stack) + memory::to_string(stack.arena->statistics());
 }
 
@@ -500,8 +500,8 @@ std::string TrainerCore::explain() {
 }
 
 memory::PlacedArena::Statistics TrainerCore::placed() const {
-  const bool is_placed = engine_ && engine_->stack().placed;
-  return is_placed ? engine_->stack().placed->statistics() : memory::PlacedArena::Statistics{};
+  const bool is_placed = arena_ && arena_->stack().placed;
+  return is_placed ? arena_->stack().placed->statistics() : memory::PlacedArena::Statistics{};
 }
 
 }  // namespace thimble::nn

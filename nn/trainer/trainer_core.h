@@ -144,13 +144,13 @@ struct StepKey;
 struct StepRecord;
 struct WholeProgram;
 struct ShapePlan;
-class Engine;
+class RunArena;
 class RunPlans;
 class TrainerRun;
 
 class TrainerCore {
  public:
-  TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options);
+  TrainerCore(std::unique_ptr<AnyProgram> program, TrainerOptions options);
   ~TrainerCore();
   TrainerCore(const TrainerCore&) = delete;
   TrainerCore& operator=(const TrainerCore&) = delete;
@@ -205,7 +205,7 @@ class TrainerCore {
   [[noreturn]] void refuse_budget(std::size_t least_bytes);
   void describe();
 
-  std::unique_ptr<const ErasedProgram> program_;
+  std::unique_ptr<const AnyProgram> program_;
   TrainerOptions options_;
   std::int64_t first_step_ = 0;                // of the checkpoint that the run resumes from
   std::int64_t first_skipped_ = 0;             // of these, skipped batches
@@ -215,9 +215,9 @@ class TrainerCore {
   std::string machine_;  // the machine that the plans are made for
   std::unique_ptr<Planned> planned_;
   std::unique_ptr<RunPlans> plans_;
-  const char* training_ = nullptr;  // the running call that trains: step(), run(), ...
-  const char* calling_ = nullptr;   // the running call that uses the program's functions
-  std::unique_ptr<Engine> engine_;  // null before the first step
+  const char* training_ = nullptr;   // the running call that trains: step(), run(), ...
+  const char* calling_ = nullptr;    // the running call that uses the program's functions
+  std::unique_ptr<RunArena> arena_;  // null before the first step
   std::unique_ptr<Live> run_;
 };
 

@@ -125,7 +125,7 @@ std::map<std::string, std::string> TrainerRun::settings() {
 
 RankFiles ProgramRun::rank_files() { throw PlanError("program: it joins no ranks"); }
 
-TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device,
+TrainerRun::TrainerRun(const AnyProgram& program, const TrainerOptions& options, memory::Device device,
                        RunRequest request, std::int64_t first_step, std::int64_t first_skipped)
     : program_(program),
       trainer_options_(options),
@@ -854,7 +854,7 @@ std::vector<RankFigures> gather_figures(const RunReport& report, const memory::S
 
 }  // namespace
 
-Engine::Engine(const TrainerOptions& options, RunNeed need) : options_(options) {
+RunArena::RunArena(const TrainerOptions& options, RunNeed need) : options_(options) {
   if (options.device == cpu) watch_.emplace();
   if (watch_ && need.outside) {
     outside_ = memory::outside_bytes(watch_->base(), *need.outside);
@@ -868,12 +868,12 @@ Engine::Engine(const TrainerOptions& options, RunNeed need) : options_(options) 
   if (stack_.placed) stack_.placed->set_strict(options.is_strict);
 }
 
-void Engine::run(TrainerRun& run, const LoopOptions& looped, const TrainObserver& observer, const TrainControl& control,
-                 RunReport& report) const {
+void RunArena::run(TrainerRun& run, const LoopOptions& looped, const TrainObserver& observer,
+                   const TrainControl& control, RunReport& report) const {
   run_loop(run, options_, looped, stack_, report, control, observer);
 }
 
-void Engine::measure(TrainerRun& run, dist::Communicator* ranks, RunReport& report) const {
+void RunArena::measure(TrainerRun& run, dist::Communicator* ranks, RunReport& report) const {
   for (const optim::Optimizer* const optimizer : run.view().optimizers) report.state_bytes += optimizer->state_bytes();
   report.captured_launches = run.captured_launches();
   if (run.scaler() != nullptr) report.scaler = run.scaler()->state();

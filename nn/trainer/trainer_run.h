@@ -56,7 +56,7 @@ bool is_state_key(const std::string& key);
 class TrainerRun : public TrainingRun, public LoopedRun {
  public:
   /// The run resumes from a checkpoint of `first_step` steps, of which `first_skipped` skipped their batch.
-  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
+  TrainerRun(const AnyProgram& program, const TrainerOptions& options, memory::Device device, RunRequest request,
              std::int64_t first_step = 0, std::int64_t first_skipped = 0);
   TrainerRun(const TrainerRun&) = delete;
   TrainerRun& operator=(const TrainerRun&) = delete;
@@ -146,7 +146,7 @@ class TrainerRun : public TrainingRun, public LoopedRun {
   CheckpointParts checkpoint_parts();
   void set_rate(std::size_t part, std::int64_t step);
 
-  const ErasedProgram& program_;
+  const AnyProgram& program_;
   const TrainerOptions& trainer_options_;
   memory::Device device_;
   RunRequest request_;
@@ -193,12 +193,12 @@ struct RunNeed {
   bool is_final = false;                               ///< no later plan needs more
 };
 
-/// Runs one run in an arena made for it.
-class Engine {
+/// An arena made for one run, and the run's loop in it.
+class RunArena {
  public:
   /// `options` must outlive it. On the cpu it first compares the need with the machine's limits for this process
   /// (memory/process/host_limits.h). Throws OutOfMemory if there is no room, and DeviceError.
-  Engine(const TrainerOptions& options, RunNeed need);
+  RunArena(const TrainerOptions& options, RunNeed need);
 
   const memory::Stack& stack() const noexcept { return stack_; }
   /// Calls `make` in the arena, and loads the checkpoint that the options resume from into the run.

@@ -249,25 +249,25 @@ void check_refusal(const models::Setup& setup) {
 // process. Without the budget the limit refuses the run.
 void check_budget() {
   set_thread_count(1);  // two threads that wait for each other on a busy machine take minutes
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup = make_setup("char-gpt", 24, "adamw", gpt_sizes(12, 128, 64, 0.1));
   options.data = "synthetic";
   options.steps = 5;
   options.eval_batches = 1;
-  const auto losses_of = [](const models::PreparedTraining& prepared) {
+  const auto losses_of = [](models::Engine& engine) {
     std::vector<double> losses;
-    models::train(prepared, [&](const nn::Progress& p) { losses.push_back(p.loss); });
+    engine.run([&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
-  const models::PreparedTraining free = models::prepare_training(options);
+  models::Engine free(options);
   const std::vector<double> losses = losses_of(free);
-  options.budget_bytes = free.plan.peak_bytes / 3;
-  const models::PreparedTraining planned = models::prepare_training(options);
+  options.budget_bytes = free.plan().peak_bytes / 3;
+  models::Engine planned(options);
   limit_data(options.budget_bytes + 64 * contract_MiB);
   REQUIRE(losses_of(planned) == losses);
   REQUIRE_THROWS_AS(losses_of(free), OutOfMemory);
   std::printf("12 layers: %.0f MiB without a budget, trained in %.0f MiB with RLIMIT_DATA 64 MiB above\n",
-              static_cast<double>(free.plan.peak_bytes) / contract_MiB,
+              static_cast<double>(free.plan().peak_bytes) / contract_MiB,
               static_cast<double>(options.budget_bytes) / contract_MiB);
   pass();
 }

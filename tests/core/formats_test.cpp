@@ -492,31 +492,31 @@ TEST_CASE("tf32: attention stays within its rounding, where it has kernels in it
 }
 
 TEST_CASE("tf32: training states it, and goes on as it began", "[tf32][cuda]") {
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "mlp";
   options.setup.batch = 2;
   options.data = "synthetic";
   options.steps = 1;
   options.eval_batches = 1;
   options.allows_tf32 = true;
-  CHECK_THROWS_AS(models::prepare_training(options), ValueError);  // on the cpu
+  CHECK_THROWS_AS(models::Engine(options).plan(), ValueError);  // on the cpu
   if (!has_cuda()) return;
   const TemporaryFolder folder;
   options.device = cuda();
   options.save = folder / "a.safetensors";
-  models::train(models::prepare_training(options));
+  models::Engine(options).run();
   CHECK_FALSE(allows_tf32());
   options.resume = options.save;
   options.save.clear();
   options.steps = 2;
-  CHECK(models::prepare_training(options).first_step == 1);
+  CHECK(models::Engine(options).first_step() == 1);
   options.allows_tf32 = false;
-  CHECK_THROWS_AS(models::prepare_training(options), ValueError);
+  CHECK_THROWS_AS(models::Engine(options).plan(), ValueError);
 }
 
 TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[tf32][cuda]") {
   if (!has_cuda()) return;
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;  // heads of 16
@@ -527,7 +527,7 @@ TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[
   options.device = cuda();
   const auto report = [&](bool is_allowed) {
     options.allows_tf32 = is_allowed;
-    const models::TrainReport got = models::train(models::prepare_training(options));
+    const models::TrainReport got = models::Engine(options).run();
     CHECK(got.measured_peak_bytes == got.predicted_peak_bytes);
     return got;
   };
@@ -538,7 +538,7 @@ TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[
 }
 
 TEST_CASE("tf32: plans for a GPU count with its rate where it is switched on", "[tf32]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "gpt2";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2;

@@ -169,7 +169,7 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
 
 TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   if (!has_cuda()) return;
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup = text_setup("adamw");
   options.data = "synthetic";
   options.steps = 2;

@@ -30,11 +30,11 @@ using bench::PlanView;
 using bench::StepTrace;
 using files_test::contains;
 using files_test::TemporaryFolder;
-using models::PlanOptions;
+using models::RunOptions;
 using nlohmann::json;
 
-PlanOptions small_options() {
-  PlanOptions options;
+RunOptions small_options() {
+  RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 4;
   options.setup.sizes.layers = 3;
@@ -47,7 +47,7 @@ PlanOptions small_options() {
 // With a budget halfway between the smallest plan and keeping everything; made once.
 const PlanView& small_view() {
   static const PlanView view = [] {
-    PlanOptions options = small_options();
+    RunOptions options = small_options();
     const models::PlanReport unlimited = models::make_plan(options);
     options.budget_bytes = (unlimited.minimum_bytes + unlimited.keep_everything_bytes) / 2;
     return bench::see_plan(options, models::make_plan(options));
@@ -212,7 +212,7 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
 }
 
 TEST_CASE("seeing: pages of other plans", "[seeing]") {
-  PlanOptions options = small_options();
+  RunOptions options = small_options();
   SECTION("nothing is dropped") {
     const PlanView view = bench::see_plan(options, models::make_plan(options));
     CHECK(view.steps.size() == 1);
@@ -233,8 +233,7 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     CHECK(contains(report::write_plan_page(view), " in 2 micro-batches, a window of 64: a plan</title>"));
   }
   SECTION("a forward") {
-    options.is_inference = true;
-    const PlanView view = bench::see_plan(options, models::make_plan(options));
+    const PlanView view = bench::see_plan(options, models::make_plan(options, {.is_inference = true}));
     const std::string page = report::write_plan_page(view);
     CHECK(markup::problem(page) == "");
     CHECK(figures_of(page, "timeline").size() == 1);

@@ -394,8 +394,8 @@ using trained_test::Run;
 
 namespace {
 
-models::TrainOptions tiny(const char* precision, memory::Device device) {
-  models::TrainOptions options;
+models::RunOptions tiny(const char* precision, memory::Device device) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -418,7 +418,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
   for (const char* precision : {"fp8", "fp8-current", "fp8-block"}) {
     INFO(precision);
     const Run expected = run(tiny(precision, cpu));
-    models::TrainOptions whole = tiny(precision, cuda());
+    models::RunOptions whole = tiny(precision, cuda());
     whole.save = folder / "whole";
     const Run got = run(whole);
     CHECK(got.report.predicted_peak_bytes == got.report.measured_peak_bytes);
@@ -428,7 +428,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     }
     CHECK(got.report.evaluation->loss == Approx(expected.report.evaluation->loss).epsilon(2e-2));
 
-    models::TrainOptions first = tiny(precision, cuda()), second = tiny(precision, cuda());
+    models::RunOptions first = tiny(precision, cuda()), second = tiny(precision, cuda());
     first.steps = 2;
     first.save = folder / "half";
     run(first);
@@ -440,7 +440,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     CHECK(read_text_file(second.save) == read_text_file(whole.save));  // parameters, moments, state of scaling
 
     // Captured steps: the number of the step, which places the amax in the history, changes from replay to replay.
-    models::TrainOptions recorded = tiny(precision, cuda());
+    models::RunOptions recorded = tiny(precision, cuda());
     recorded.captures_steps = true;
     recorded.save = folder / "recorded";
     const Run replayed = run(recorded);
@@ -455,7 +455,7 @@ TEST_CASE("cuda fp8 train: a budget is kept by recomputation, with the same loss
   if (!has_cuda()) return;
   for (const char* precision : {"fp8", "fp8-block"}) {
     INFO(precision);
-    models::TrainOptions options = tiny(precision, cuda());
+    models::RunOptions options = tiny(precision, cuda());
     options.setup.sizes.layers = 6, options.setup.sizes.width = 32, options.setup.sizes.sequence = 128;
     options.setup.batch = 4;
     options.steps = 2;

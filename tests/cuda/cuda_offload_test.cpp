@@ -38,8 +38,8 @@ std::vector<memory::Device> devices() {
   return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())};
 }
 
-models::TrainOptions gpt(memory::Device device) {
-  models::TrainOptions options;
+models::RunOptions gpt(memory::Device device) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 6;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
@@ -123,7 +123,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
 TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload][slow]") {
   if (!has_cuda()) return;
   const files_test::TemporaryFolder folder;
-  models::TrainOptions here = gpt(cuda());
+  models::RunOptions here = gpt(cuda());
   here.save = folder / "here";
   const Run free = run(here);
   check_predicted(free.report);
@@ -137,7 +137,7 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
   for (const Row& row : {Row{"saved tensors", false, false, budget}, Row{"optimizer", true, false, 0},
                          Row{"gradients", false, true, 0}, Row{"all", true, true, budget - 2 * mib}}) {
     INFO(row.name);
-    models::TrainOptions options = gpt(cuda());
+    models::RunOptions options = gpt(cuda());
     options.setup.offload.to = "host";
     options.setup.offload.optimizer = row.optimizer;
     options.setup.offload.gradients = row.gradients;
@@ -157,7 +157,7 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
 }
 
 TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the run", "[cuda][offload]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = gpt(cuda()).setup;
   options.setup.sizes.vocabulary = 40;
   options.device = cuda();
@@ -214,13 +214,12 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   CHECK(contains(refusal<Error>([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
   CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cpu)), ValueError);
   // Techniques that exclude offloaded gradients are not proposed with them.
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = setup;
   plan.setup.sizes.layers = 1, plan.setup.sizes.vocabulary = 40;
   plan.device = cuda();
   plan.budget_bytes = 1;
-  plan.prices_techniques = true;
-  const models::PlanReport refused = models::make_plan(plan);
+  const models::PlanReport refused = models::make_plan(plan, {.prices_techniques = true});
   std::vector<std::string> proposed;
   for (const nn::LeverPrice& price : refused.techniques) proposed.push_back(price.options);
   CHECK(proposed == std::vector<std::string>{"", "`head` chunked", "`feed_forward` tiled",

@@ -279,7 +279,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
 }
 
 TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[cuda]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
   options.setup.sizes.sequence = 12, options.setup.sizes.vocabulary = 40;
@@ -296,9 +296,8 @@ TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[c
   const models::PlanReport refused = models::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
   CHECK(std::string(refused.why_infeasible.what()).find("techniques fits") != std::string::npos);
-  options.is_inference = true;
   options.budget_bytes = 0;
-  CHECK(models::make_plan(options).plan.peak_bytes ==
+  CHECK(models::make_plan(options, {.is_inference = true}).plan.peak_bytes ==
         nn::profile_training(dry(cuda()), models::inference_run(options.setup)).peak_bytes);
 }
 

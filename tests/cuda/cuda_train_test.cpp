@@ -16,8 +16,8 @@ using trained_test::Run;
 
 namespace {
 
-models::TrainOptions tiny(const char* model, memory::Device device) {
-  models::TrainOptions options;
+models::RunOptions tiny(const char* model, memory::Device device) {
+  models::RunOptions options;
   options.setup.model = model;
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -36,7 +36,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
   const TemporaryFolder folder;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     INFO(to_string(dtype));
-    models::TrainOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
+    models::RunOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
     here.setup.precision.dtype = there.setup.precision.dtype = dtype;
     const Run expected = run(here);
     there.save = folder / "half.safetensors";
@@ -52,7 +52,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
     CHECK(run(there).losses == got.losses);  // the same bits again
 
     // A run cut in two, the first half on the GPU, equals the run on the GPU.
-    models::TrainOptions first = there, second = tiny("char-gpt", cuda());
+    models::RunOptions first = there, second = tiny("char-gpt", cuda());
     first.steps = 2;
     first.warmup = second.warmup = 0;
     second.setup.precision.dtype = dtype;
@@ -69,9 +69,9 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
 TEST_CASE("cuda train: blocks in parts write and read files of whole layers", "[cuda]") {
   if (!has_cuda()) return;
   const TemporaryFolder folder;
-  models::TrainOptions whole = tiny("char-gpt", cuda());
+  models::RunOptions whole = tiny("char-gpt", cuda());
   whole.setup.layout.tp = 2;
-  models::TrainOptions first = whole, second = whole;
+  models::RunOptions first = whole, second = whole;
   first.steps = 2;
   first.save = folder / "half", first.save_weights = folder / "weights";
   whole.save = folder / "whole", second.save = folder / "rest";
@@ -82,14 +82,14 @@ TEST_CASE("cuda train: blocks in parts write and read files of whole layers", "[
   const Run rest = run(second);
   CHECK(rest.report.predicted_peak_bytes == rest.report.measured_peak_bytes);
   CHECK((files_test::read_text_file(whole.save) == files_test::read_text_file(second.save)));
-  models::TrainOptions here = tiny("char-gpt", cpu);
+  models::RunOptions here = tiny("char-gpt", cpu);
   here.resume = first.save;
   CHECK(run(here).losses.size() == 2);
 }
 
 TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda][slow]") {
   if (!has_cuda()) return;
-  models::TrainOptions options = tiny("char-gpt", cuda());
+  models::RunOptions options = tiny("char-gpt", cuda());
   options.setup.sizes.layers = 4, options.setup.sizes.width = 48, options.setup.sizes.sequence = 64;
   options.setup.batch = 4;
   options.steps = 2;

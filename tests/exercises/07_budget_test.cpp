@@ -15,7 +15,7 @@ TEST_CASE("exercise 7.1: where arithmetic begins to rule", "[exercise]") {
 }
 
 TEST_CASE("exercise 7.2: more budget is never slower", "[exercise]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "char-gpt", options.setup.batch = 32;
   models::ModelOptions& sizes = options.setup.sizes;
   sizes.layers = 4, sizes.width = 64, sizes.heads = 4, sizes.sequence = 64;

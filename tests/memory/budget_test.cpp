@@ -21,8 +21,8 @@ namespace {
 constexpr std::size_t budget_MiB = std::size_t{1} << 20;
 constexpr std::size_t block_unit = 64;  // the arena rounds sizes up to it
 
-models::TrainOptions budget_options() {
-  models::TrainOptions options;
+models::RunOptions budget_options() {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 16;
   options.setup.sizes.layers = 6, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -35,7 +35,7 @@ models::TrainOptions budget_options() {
   return options;
 }
 
-trained_test::Run run_within(const models::TrainOptions& options) {
+trained_test::Run run_within(const models::RunOptions& options) {
   return trained_test::run(options, [&](const nn::Progress& p) {
     if (options.budget_bytes > 0) CHECK(p.peak_bytes <= options.budget_bytes);
   });
@@ -44,7 +44,7 @@ trained_test::Run run_within(const models::TrainOptions& options) {
 }  // namespace
 
 TEST_CASE("budget: training inside of one has the losses of training without", "[budget]") {
-  models::TrainOptions options = budget_options();
+  models::RunOptions options = budget_options();
   const trained_test::Run plain = run_within(options);
   CHECK(plain.report.time_overhead == 0);
   const std::size_t all = plain.report.measured_peak_bytes;
@@ -61,11 +61,11 @@ TEST_CASE("budget: training inside of one has the losses of training without", "
     CHECK(run.report.sample == plain.report.sample);
   }
   options.budget_bytes = budget_MiB;
-  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::Engine(options).plan(), nn::BudgetError);
 }
 
 TEST_CASE("budget: plans by name", "[budget]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = budget_options().setup;
   const models::PlanReport free = models::make_plan(options);
   CHECK(free.is_feasible);
@@ -86,8 +86,7 @@ TEST_CASE("budget: plans by name", "[budget]") {
   CHECK(refused.plan.peak_bytes == free.minimum_bytes);
   CHECK(refused.why_infeasible.minimum_bytes() == free.minimum_bytes);
 
-  options.is_inference = true;
-  const models::PlanReport forward = models::make_plan(options);
+  const models::PlanReport forward = models::make_plan(options, {.is_inference = true});
   CHECK(forward.plan.peak_bytes < free.minimum_bytes);
   CHECK(forward.parameters == free.parameters);
   // The load: the largest sum of live arena blocks, from the run's own events.
@@ -106,7 +105,7 @@ TEST_CASE("budget: plans by name", "[budget]") {
 }
 
 TEST_CASE("budget: a segment keeps results and what operators save, and views for nothing", "[budget]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = budget_options().setup;
   const models::PlanReport free = models::make_plan(options);
   std::size_t views = 0;
@@ -145,18 +144,20 @@ TEST_CASE("budget: a segment keeps results and what operators save, and views fo
 }
 
 TEST_CASE("budget: steps that leave their plan are counted, and the first one ends a strict run", "[budget]") {
-  models::TrainOptions options = budget_options();
+  models::RunOptions options = budget_options();
   options.budget_bytes = 64 * budget_MiB;
-  models::TrainOptions smaller = options;
+  models::RunOptions smaller = options;
   smaller.setup.batch /= 2;
-  const std::vector<memory::StepPlacement> other = models::prepare_training(smaller).plan.placement;
+  const std::vector<memory::StepPlacement> other = models::Engine(smaller).plan().placement;
   for (const bool is_strict : {false, true}) {
     INFO("strict " << is_strict);
     options.is_strict = is_strict;
-    models::PreparedTraining prepared = models::prepare_training(options);
-    prepared.plan.placement = other;  // whose steps ask for other blocks
+    models::Engine engine(options);
+    nn::Plan plan = engine.plan();
+    plan.placement = other;  // whose steps ask for other blocks
+    engine.follow(plan);
     std::size_t steps = 0;
-    const auto train = [&] { return models::train(prepared, [&](const nn::Progress&) { ++steps; }); };
+    const auto train = [&] { return engine.run([&](const nn::Progress&) { ++steps; }); };
     if (is_strict) {
       CHECK_THROWS_AS(train(), PlanError);
       CHECK(steps == 0);
@@ -168,14 +169,9 @@ TEST_CASE("budget: steps that leave their plan are counted, and the first one en
 }
 
 TEST_CASE("budget: the largest batch", "[budget]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = budget_options().setup;
-  CHECK_THROWS_AS(([&] {
-                    models::PlanOptions unbounded = options;
-                    unbounded.finds_batch = true;
-                    models::make_plan(unbounded);
-                  })(),
-                  ValueError);
+  CHECK_THROWS_AS(models::make_plan(options, {.finds_batch = true}), ValueError);
   const std::size_t budget = 24 * budget_MiB;
   const std::int64_t most = models::find_largest(options, budget, models::BatchSearch::planned).size;
   REQUIRE(most > 1);

@@ -335,8 +335,8 @@ std::vector<std::size_t> column(const std::string& text, const std::string& from
   return numbers;
 }
 
-models::PlanOptions small_gpt() {
-  models::PlanOptions options;
+models::RunOptions small_gpt() {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 4;
   options.setup.sizes.layers = 3, options.setup.sizes.heads = 2, options.setup.sizes.width = 64;
@@ -380,7 +380,7 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
 }
 
 TEST_CASE("committed: the categories of a plan, its holes and its rounding are its peak", "[fit]") {
-  models::PlanOptions options = small_gpt();
+  models::RunOptions options = small_gpt();
   const models::PlanReport kept = models::make_plan(options);
   check_plan(kept);
   options.budget_bytes = (kept.minimum_bytes + kept.keep_everything_bytes) / 2;
@@ -393,9 +393,7 @@ TEST_CASE("committed: the categories of a plan, its holes and its rounding are i
   options.setup.micro_batches = 2;
   options.setup.fuses_optimizer = false;
   check_plan(models::make_plan(options));
-  options = small_gpt();
-  options.is_inference = true;
-  check_plan(models::make_plan(options));
+  check_plan(models::make_plan(small_gpt(), {.is_inference = true}));
 }
 
 TEST_CASE("committed: the columns that the program prints add up", "[program]") {

@@ -8,7 +8,7 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/process/process.h>
-#include <thimble/models/training/plan_training.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/fit/process_budget.h>
@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::size_t outside_KiB = 1024, outside_MiB = 1024 * outside_KiB;
 
-[[maybe_unused]] models::TrainOptions small_training(const char* model, std::int64_t steps) {
-  models::TrainOptions options;
+[[maybe_unused]] models::RunOptions small_training(const char* model, std::int64_t steps) {
+  models::RunOptions options;
   options.setup.model = model;
   options.setup.batch = 4;
   if (std::string(model) == "char-gpt") {
@@ -130,12 +130,12 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
     INFO(model);
     std::vector<std::size_t> growth;
     for (const std::int64_t steps : {std::int64_t{20}, std::int64_t{400}}) {
-      const models::PreparedTraining prepared = models::prepare_training(small_training(model, steps));
-      REQUIRE(prepared.nodes >= 4);
-      REQUIRE(prepared.is_steady);
-      const models::TrainReport report = models::train(prepared);
+      models::Engine engine(small_training(model, steps));
+      REQUIRE(engine.plan().nodes >= 4);
+      REQUIRE(engine.plan().is_steady);
+      const models::TrainReport report = engine.run();
       CHECK(report.differences().empty());
-      CHECK(report.outside.nodes == prepared.nodes * 2 * outside_KiB);
+      CHECK(report.outside.nodes == engine.plan().nodes * 2 * outside_KiB);
       if (report.process_peak_bytes == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
       CHECK(report.process_peak_bytes <= report.predicted_peak_bytes + report.outside.total());
       CHECK(report.process_peak_bytes >= report.measured_peak_bytes);
@@ -148,20 +148,20 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
 }
 
 TEST_CASE("outside: a budget for the process leaves the arena the rest, or says what is missing", "[outside]") {
-  models::TrainOptions options = small_training("char-gpt", 3);
-  const models::PreparedTraining free = models::prepare_training(options);
-  const memory::OutsideBytes outside =
-      memory::outside_bytes(memory::ProcessBase::measure(), models::outside_facts(free));
-  options.process_budget_bytes = outside.total() + 4 * free.plan.peak_bytes;
-  const models::PreparedTraining planned = models::prepare_training(options);
-  CHECK(planned.options.budget_bytes > 0);
-  CHECK(planned.options.budget_bytes < options.process_budget_bytes);
-  const models::TrainReport report = models::train(planned);
+  models::RunOptions options = small_training("char-gpt", 3);
+  models::Engine free(options);
+  const memory::OutsideBytes outside = memory::outside_bytes(memory::ProcessBase::measure(), free.outside_facts());
+  options.process_budget_bytes = outside.total() + 4 * free.plan().peak_bytes;
+  models::Engine planned(options);
+  planned.plan();
+  CHECK(planned.options().budget_bytes > 0);
+  CHECK(planned.options().budget_bytes < options.process_budget_bytes);
+  const models::TrainReport report = planned.run();
   CHECK(report.differences().empty());
   CHECK(report.process_budget_bytes == options.process_budget_bytes);
-  CHECK(report.loss_last == models::train(free).loss_last);
+  CHECK(report.loss_last == free.run().loss_last);
   options.process_budget_bytes = outside.code;
-  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::Engine(options).plan(), nn::BudgetError);
   memory::OutsideBytes part;
   part.heap = 60;
   CHECK(nn::arena_budget(100, part) == 40);

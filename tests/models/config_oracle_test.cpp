@@ -117,12 +117,12 @@ double trained_loss(const std::string& folder, const Json& row) {
   std::filesystem::create_directories(data);
   write_tokens(data + "/x_train.bin", ids);
   write_tokens(data + "/x_val.bin", ids);
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = row.at("model");
   options.setup.sizes = options_for(row);
   options.setup.batch = 1, options.setup.optimizer.rate = 0, options.setup.optimizer.weight_decay = 0;
   options.setup.weights = folder, options.data = data, options.steps = 1;
-  return models::train(models::prepare_training(options)).evaluation->loss;
+  return models::Engine(options).run().evaluation->loss;
 }
 
 void check_case(const Json& row) {

@@ -9,7 +9,6 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/models/training/certifying.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/optim/grad_scaler.h>
@@ -33,8 +32,8 @@ nn::Digest digest_of_text(const std::string& text) {
 
 std::size_t index_of(nn::Compared kind) { return static_cast<std::size_t>(kind); }
 
-models::TrainOptions small_gpt() {
-  models::TrainOptions options;
+models::RunOptions small_gpt() {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 16;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -212,24 +211,24 @@ TEST_CASE("certify: gradients of each micro-batch have a name, and skipped steps
 
 TEST_CASE("certify: a training run of the program", "[certify]") {
   const testing::Threads alone;
-  models::TrainOptions options = small_gpt();
-  const std::size_t all = models::prepare_training(options).plan.peak_bytes;
-  CHECK_THROWS_AS(models::certify_training(models::prepare_training(options)), ValueError);
+  models::RunOptions options = small_gpt();
+  const std::size_t all = models::Engine(options).plan().peak_bytes;
+  CHECK_THROWS_AS(models::Engine(options).certify(), ValueError);
   options.budget_bytes = all * 7 / 10;
-  const nn::Certificate certificate = models::certify_training(models::prepare_training(options));
+  const nn::Certificate certificate = models::Engine(options).certify();
   INFO(certificate.text());
   CHECK(certificate.holds());
   CHECK(certificate.predicted_peak_bytes == certificate.planned.peak_bytes);
   CHECK(certificate.planned.peak_bytes <= options.budget_bytes);
   CHECK(certificate.plain.peak_bytes == all);
   options.setup.micro_batches = 2;
-  options.budget_bytes = models::prepare_training(options).plan.peak_bytes;
-  const nn::Certificate of_parts = models::certify_training(models::prepare_training(options));
+  options.budget_bytes = models::Engine(options).plan().peak_bytes;
+  const nn::Certificate of_parts = models::Engine(options).certify();
   CHECK(of_parts.holds());
   CHECK(of_parts.tensors[index_of(nn::Compared::gradient)] ==
         2 * certificate.tensors[index_of(nn::Compared::gradient)]);
   options.setup.packing.is_allowed = true;
-  CHECK_THROWS_AS(models::certify_training(models::prepare_training(options)), ValueError);
+  CHECK_THROWS_AS(models::Engine(options).certify(), ValueError);
 }
 
 TEST_CASE("certify: runs that show nothing are refused, and so are no steps", "[certify]") {

@@ -9,7 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/copy.h>
-#include <thimble/models/training/plan_training.h>
+#include <thimble/models/techniques/technique.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -22,7 +22,7 @@ using namespace thimble;
 using files_test::contains;
 using files_test::read_text_file;
 using files_test::TemporaryFolder;
-using models::TrainOptions;
+using models::RunOptions;
 using thimble::testing::has_cuda;
 using trained_test::refusal;
 using trained_test::run;
@@ -30,8 +30,8 @@ using trained_test::Run;
 
 namespace graph_training_test {
 
-TrainOptions tiny(const char* model) {
-  TrainOptions options;
+RunOptions tiny(const char* model) {
+  RunOptions options;
   options.setup.model = model, options.setup.batch = 2, options.data = "synthetic", options.steps = 6;
   options.eval_batches = 1, options.schedule = "cosine", options.warmup = 2, options.device = cuda();
   const bool is_text = options.setup.model == "char-gpt" || options.setup.model == "bert-base";
@@ -46,7 +46,7 @@ TrainOptions tiny(const char* model) {
 
 /// Trains with and without the flag and compares everything a run leaves: losses, evaluations, and the checkpoint with
 /// parameters, statistics, optimizer state and counters.
-Run check_same(TrainOptions options) {
+Run check_same(RunOptions options) {
   const TemporaryFolder folder;
   options.save = folder / "plain";
   options.captures_steps = false;
@@ -87,22 +87,22 @@ TEST_CASE("graph training: the bits of steps that are not recorded", "[cuda][gra
   if (!has_cuda()) return;
   struct Case {
     const char *what, *model;
-    std::function<void(TrainOptions&)> change = [](TrainOptions&) {};
+    std::function<void(RunOptions&)> change = [](RunOptions&) {};
   };
   const std::vector<Case> cases = {
-      {"clipped, with dropout, evaluated in between", "char-gpt", [](TrainOptions& o) { o.eval_every = 4; }},
-      {"hidden tokens, micro-batches, a sample", "bert-base", [](TrainOptions& o) { o.setup.micro_batches = 2; }},
+      {"clipped, with dropout, evaluated in between", "char-gpt", [](RunOptions& o) { o.eval_every = 4; }},
+      {"hidden tokens, micro-batches, a sample", "bert-base", [](RunOptions& o) { o.setup.micro_batches = 2; }},
       {"fused updates in bf16, then a sample", "char-gpt",
-       [](TrainOptions& o) {
+       [](RunOptions& o) {
          o.setup.fuses_optimizer = true, o.sample = 3;
          models::set_precision(o.setup, "bf16-stochastic");
        }},
-      {"a dynamic loss scale, clipped", "char-gpt", [](TrainOptions& o) { models::set_precision(o.setup, "O2"); }},
-      {"batch norm's statistics", "resnet18", [](TrainOptions& o) { o.eval_every = 3; }},
+      {"a dynamic loss scale, clipped", "char-gpt", [](RunOptions& o) { models::set_precision(o.setup, "O2"); }},
+      {"batch norm's statistics", "resnet18", [](RunOptions& o) { o.eval_every = 3; }},
   };
   for (const Case& c : cases) {
     INFO(c.model << ": " << c.what);
-    TrainOptions options = tiny(c.model);
+    RunOptions options = tiny(c.model);
     c.change(options);
     check_same(options);
   }
@@ -110,7 +110,7 @@ TEST_CASE("graph training: the bits of steps that are not recorded", "[cuda][gra
 
 TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   if (!has_cuda()) return;
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.setup.sizes.layers = 4, options.setup.sizes.width = 64, options.setup.sizes.sequence = 64;
   options.setup.batch = 6, options.steps = 4;
   options.captures_steps = true;
@@ -120,7 +120,7 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   options.budget_bytes = std::size_t{1} << 20;
   std::size_t least = 0;
   try {
-    models::prepare_training(options);
+    models::Engine(options).plan();
   } catch (const nn::BudgetError& error) {
     least = error.minimum_bytes();
     CHECK_FALSE(contains(error.what(), "`offload`"));  // a captured step refuses it
@@ -137,22 +137,22 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
 
 TEST_CASE("graph training: a budget that the step keeps and its recording does not", "[cuda][graph]") {
   if (!has_cuda()) return;
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.setup.sizes.layers = 8, options.setup.sizes.width = 32, options.setup.sizes.sequence = 64;
   options.setup.batch = 3, options.setup.sizes.dropout = 0;
   options.budget_bytes = std::size_t{4} << 20;
-  CHECK(models::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
+  CHECK(models::Engine(options).plan().peak_bytes <= options.budget_bytes);
   options.captures_steps = true;  // finds another plan, or none, but never one that does not fit
   std::size_t bytes = 0;
   try {
-    const models::PreparedTraining prepared = models::prepare_training(options);
-    CHECK(prepared.plan.peak_bytes <= options.budget_bytes);
-    bytes = prepared.plan.peak_bytes;
+    models::Engine engine(options);
+    CHECK(engine.plan().peak_bytes <= options.budget_bytes);
+    bytes = engine.plan().peak_bytes;
   } catch (const nn::BudgetError& error) {
     CHECK(error.minimum_bytes() > options.budget_bytes);
     CHECK(contains(error.what(), "`captures_steps`: no plan of a captured step needs as little as 4"));
     bytes = options.budget_bytes = error.minimum_bytes();
-    CHECK(models::prepare_training(options).plan.peak_bytes == bytes);
+    CHECK(models::Engine(options).plan().peak_bytes == bytes);
   }
   CHECK(bytes > 0);
 }
@@ -160,7 +160,7 @@ TEST_CASE("graph training: a budget that the step keeps and its recording does n
 TEST_CASE("graph training: a run that goes on, and one that is over before there is a recording", "[cuda][graph]") {
   if (!has_cuda()) return;
   const TemporaryFolder folder;
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.save = folder / "half", options.save_every = 2;
   options.warmup = 0, options.schedule = "constant";
   const Run whole = run(options);  // not captured
@@ -181,7 +181,7 @@ TEST_CASE("graph training: a run that goes on, and one that is over before there
 TEST_CASE("graph training: the log has the bytes of the step that is replayed", "[cuda][graph]") {
   if (!has_cuda()) return;
   const TemporaryFolder folder;
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.captures_steps = true;
   options.log = folder / "log";
   run(options);
@@ -192,16 +192,15 @@ TEST_CASE("graph training: the log has the bytes of the step that is replayed", 
 }
 
 TEST_CASE("graph training: what a recording cannot carry is refused before the first step", "[graph]") {
-  TrainOptions here = tiny("char-gpt");
+  RunOptions here = tiny("char-gpt");
   here.captures_steps = true;
   here.device = cpu;
   CHECK(contains(refusal(here), "`captures_steps`: the cpu records no steps; expected `device` cuda"));
   const auto refused = [](const std::function<void(models::Setup&)>& change) {
-    TrainOptions there = tiny("char-gpt");
-    there.captures_steps = true;
-    change(there.setup);
+    models::Setup there = tiny("char-gpt").setup;
+    change(there);
     try {
-      models::check_capture(there);
+      models::refuse_uncaptured(there, "`captures_steps`");
     } catch (const ValueError& error) {
       return std::string(error.what());
     }

@@ -30,8 +30,8 @@ using refusal_test::refusal;
 
 namespace {
 
-models::TrainOptions filed_options() {
-  models::TrainOptions options;
+models::RunOptions filed_options() {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 12;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -42,9 +42,9 @@ models::TrainOptions filed_options() {
 /// A plan for two thirds of the bytes that keeping everything needs, and its file.
 struct Filed {
   explicit Filed(const std::string& file) : path(file) {
-    models::TrainOptions options = filed_options();
-    budget = models::prepare_training(options).plan.peak_bytes * 2 / 3;
-    models::PlanOptions plan;
+    models::RunOptions options = filed_options();
+    budget = models::Engine(options).plan().peak_bytes * 2 / 3;
+    models::RunOptions plan;
     plan.setup = options.setup, plan.data = options.data, plan.budget_bytes = budget;
     report = models::make_plan(plan);
     nn::write_plan(path, report.plan);
@@ -156,7 +156,7 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;
   const Filed filed(folder / "plan.json");
-  models::TrainOptions options = filed_options();
+  models::RunOptions options = filed_options();
   options.budget_bytes = filed.budget;
   const trained_test::Run planned = trained_test::run(options, [](const nn::Progress&) {});
   options.plan = filed.path;
@@ -178,24 +178,24 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   options.resume = std::exchange(options.save, ""), options.steps = 2;  // one step is left
   CHECK(follow().losses.size() == 1);
   options.budget_bytes = 1 << 20;
-  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::Engine(options).plan(), nn::BudgetError);
 }
 
 TEST_CASE("plan file: a plan of another key names the first thing that differs", "[plan]") {
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;
   const Filed filed(folder / "plan.json");
-  const auto with = [&](const std::function<void(models::TrainOptions&)>& change) {
-    models::TrainOptions options = filed_options();
+  const auto with = [&](const std::function<void(models::RunOptions&)>& change) {
+    models::RunOptions options = filed_options();
     options.plan = filed.path;
     change(options);
-    return refusal<PlanError>([&] { models::prepare_training(options); });
+    return refusal<PlanError>([&] { models::Engine(options).plan(); });
   };
   const auto says = [](const std::string& message, const std::string& part) {
     INFO(message);
     CHECK(message.find(part) != std::string::npos);
   };
-  CHECK(with([](models::TrainOptions&) {}) == "");
+  CHECK(with([](models::RunOptions&) {}) == "");
   says(with([](auto& o) { o.setup.batch = 13; }),
        "the plan has 'embedding f32 (12, 48, 64)', here it is 'embedding f32 (13, 48, 64)'");
   says(with([](auto& o) { o.setup.sizes.layers = 5; }), "step: the plan has");
@@ -206,13 +206,13 @@ TEST_CASE("plan file: a plan of another key names the first thing that differs",
   says(with([](auto& o) { o.setup.micro_batches = 2; }), "2 micro-batches");
   {
     const testing::Threads two(2);
-    says(with([](models::TrainOptions&) {}), "machine: the plan has 'cpu, ");
+    says(with([](models::RunOptions&) {}), "machine: the plan has 'cpu, ");
     nn::StepOptions step;
     CHECK_THROWS_AS(filed.report.plan.apply(step, cpu), PlanError);
   }
   const kernels::Isa before = kernels::isa();
   kernels::set_isa(kernels::Isa::generic);
-  if (before != kernels::Isa::generic) says(with([](models::TrainOptions&) {}), "generic");
+  if (before != kernels::Isa::generic) says(with([](models::RunOptions&) {}), "generic");
   kernels::set_isa(before);
 
   nn::PlanKey other = *filed.report.plan.key;
@@ -346,7 +346,7 @@ TEST_CASE("plan file: files that hold no plan", "[plan]") {
 }
 
 TEST_CASE("plan file: the bytes in a tier are read", "[plan]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = filed_options().setup, options.data = "synthetic";
   options.setup.offload.to = offload_test::disk_folder(), options.setup.offload.optimizer = true;
   if (options.setup.offload.to.empty()) return;
@@ -389,7 +389,7 @@ TEST_CASE("plan file: other digits under a right checksum are refused, or the pl
     if (kept > 6) continue;
     const std::string path = folder / "changed.json";
     files_test::write_text_file(path, text);
-    models::TrainOptions options = filed_options();
+    models::RunOptions options = filed_options();
     const trained_test::Run plain = trained_test::run(options, [](const nn::Progress&) {});
     options.plan = path;
     options.is_strict = true;

@@ -29,8 +29,8 @@ std::string text() {
 }
 
 /// The document's command: 500 steps, always with the same seed and batches.
-models::TrainOptions training(const std::string& data, const std::string& precision, const std::string& optimizer) {
-  models::TrainOptions options;
+models::RunOptions training(const std::string& data, const std::string& precision, const std::string& optimizer) {
+  models::RunOptions options;
   options.data = data;
   options.setup.model = "char-gpt";
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 128;
@@ -45,7 +45,7 @@ models::TrainOptions training(const std::string& data, const std::string& precis
   return options;
 }
 
-double loss_of(const models::TrainOptions& options) {
+double loss_of(const models::RunOptions& options) {
   const trained_test::Run run = trained_test::run(options);
   CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);
   return run.report.evaluation->loss;
@@ -58,7 +58,7 @@ TEST_CASE("precision: a short training stays near f32", "[precision]") {
   const kernel_test::Settings settings;
   set_thread_count(1);
   const auto loss = [&](const char* precision, const char* optimizer) {
-    models::TrainOptions options = training(data, precision, optimizer);
+    models::RunOptions options = training(data, precision, optimizer);
     options.setup.sizes.layers = 2, options.setup.sizes.width = 64, options.setup.sizes.sequence = 32;
     options.steps = 60, options.warmup = 6, options.eval_batches = 8;
     return loss_of(options);

@@ -252,7 +252,7 @@ TEST_CASE("tensorboard: a file reads back as written", "[tensorboard]") {
 
 TEST_CASE("tensorboard: the curves of a run are those that its observer is told", "[tensorboard]") {
   const TempFolder folder;
-  thimble::models::TrainOptions o;
+  thimble::models::RunOptions o;
   o.setup.model = "char-gpt", o.setup.batch = 2;
   o.setup.sizes.layers = 1, o.setup.sizes.heads = 2, o.setup.sizes.width = 16, o.setup.sizes.sequence = 8;
   o.data = "synthetic", o.steps = 5, o.eval_every = 2, o.eval_batches = 1, o.schedule = "cosine";
@@ -260,8 +260,7 @@ TEST_CASE("tensorboard: the curves of a run are those that its observer is told"
   std::vector<thimble::nn::Progress> told;
   std::vector<thimble::memory::CategoryBytes> peaks, now;  // of the step, and at its end
   std::shared_ptr<thimble::memory::Ledger> ledger;
-  thimble::models::train(
-      thimble::models::prepare_training(o),
+  thimble::models::Engine(o).run(
       [&](const thimble::nn::Progress& p) {
         told.push_back(p);
         peaks.push_back(ledger->peak_by_category());

@@ -235,7 +235,7 @@ TEST_CASE("micro-batches: weights change no byte of a step, and a dry run needs 
 }
 
 TEST_CASE("micro-batches: the program's batches count their targets, and a step in parts is the whole one's") {
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "bert-base";
   options.setup.precision.dtype = DType::f64;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 8;
@@ -247,7 +247,7 @@ TEST_CASE("micro-batches: the program's batches count their targets, and a step 
   const auto train = [&](std::int64_t parts) {
     options.setup.micro_batches = parts;
     std::vector<double> losses;
-    models::train(models::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
+    models::Engine(options).run([&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
   const std::vector<double> whole = train(1), parts = train(2);

@@ -275,7 +275,7 @@ TEST_CASE("faults: a second SIGINT ends a run at once, and an ignored signal sta
 
 TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", "[faults]") {
   const TemporaryFolder folder;
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 8;
@@ -283,7 +283,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
   options.data = "synthetic", options.steps = 2, options.eval_batches = 1, options.save = folder / "good";
   trained_test::run(options);
   options.save.clear();
-  const models::PreparedTraining prepared = models::prepare_training(options);
+  models::Engine engine(options);
 
   // All state that loading may change.
   const auto state_of = [](models::Training& t) {
@@ -295,7 +295,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
                       t.generator().step());
   };
   const std::string good = read_text_file(folder / "good");
-  models::Training loaded(prepared.options, *prepared.data, cpu);
+  models::Training loaded(engine.options(), engine.data(), cpu);
   const auto fresh = state_of(loaded);
   loaded.load(folder / "good");
   const auto expected = state_of(loaded);
@@ -312,7 +312,7 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
     write_text_file(folder / "bad", bad);
     INFO("bit " << bit % 8 << " of byte " << bit / 8);
-    models::Training training(prepared.options, *prepared.data, cpu);
+    models::Training training(engine.options(), engine.data(), cpu);
     bool is_refused = false;
     try {
       training.load(folder / "bad");

@@ -18,7 +18,7 @@
 #include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/technique.h>
-#include <thimble/models/training/certifying.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/fit/pack_rules.h>
 
 #include "support/catch.h"
@@ -50,8 +50,8 @@ std::string refused(const std::string& value) {
   return refusal<ValueError>([&] { parsed(value); });
 }
 
-models::TrainOptions training(const models::Setup& setup, std::size_t budget_MiB) {
-  models::TrainOptions options;
+models::RunOptions training(const models::Setup& setup, std::size_t budget_MiB) {
+  models::RunOptions options;
   options.setup = setup, options.data = "synthetic", options.budget_bytes = budget_MiB << 20;
   return options;
 }
@@ -83,7 +83,7 @@ TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
 }
 
 TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = parsed("i8:linear");
   models::set_precision(options.setup, "bf16");
   options.budget_bytes = std::size_t{1} << 30;
@@ -113,7 +113,7 @@ TEST_CASE("lossy flags: errors name the value and the expected ones", "[lossy_fl
   CHECK(contains(refused("i8:gelu,bf16:gelu"), "expected 'gelu' once, got 'i8:gelu,bf16:gelu'"));
 
   // Only recording a step shows whether it has the operator.
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = parsed("i8:gelo");
   const std::string unknown = refusal<ValueError>([&] { models::make_plan(plan); });
   CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; expected "));
@@ -162,7 +162,7 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK(bytes == plan.packed_bytes);
 
   // In a budget's plan, and in the run's plan.
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = parsed("i8:linear");
   options.data = "synthetic";
   options.budget_bytes = std::size_t{22} << 20;
@@ -171,7 +171,7 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK(planned.packed[0].name == "linear");
   CHECK(planned.packed[0].dtype == DType::i8);
   CHECK(planned.packed[0].bytes == planned.packed_bytes);
-  CHECK(models::prepare_training(training(options.setup, 22)).plan.packed == planned.packed);
+  CHECK(models::Engine(training(options.setup, 22)).plan().packed == planned.packed);
   const auto json = nlohmann::json::parse(bench::to_json_text(planned.packed));
   REQUIRE(json.size() == 1);
   CHECK(json[0] == nlohmann::json{{"operator", "linear"},
@@ -183,30 +183,30 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
 
 TEST_CASE("lossy flags: a resumed run reports the gradients of its weights and batch", "[lossy_flags]") {
   const files_test::TemporaryFolder folder;
-  models::TrainOptions options = training(parsed("i8"), 22);
+  models::RunOptions options = training(parsed("i8"), 22);
   options.setup.sizes.dropout = 0, options.eval_batches = 1;
   std::vector<double> losses;
   const auto train = [&](std::int64_t steps) {
     options.steps = steps;
-    models::train(models::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
+    models::Engine(options).run([&](const nn::Progress& p) { losses.push_back(p.loss); });
   };
   options.save = folder / "file";
   train(1);
   options.resume = std::exchange(options.save, "");
   train(2);
   REQUIRE(losses.size() == 2);
-  CHECK(models::packing_gradients(models::prepare_training(options)).exact_loss == losses[1]);
+  CHECK(models::Engine(options).packing_gradients().exact_loss == losses[1]);
 }
 
 TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
   const auto report_of = [](models::Setup setup, std::size_t budget_MiB) {
-    return models::packing_gradients(models::prepare_training(training(setup, budget_MiB)));
+    return models::Engine(training(setup, budget_MiB)).packing_gradients();
   };
   double before = 1;
   for (const char* dtype : {"f8e5m2", "i8"}) {
-    const models::PreparedTraining prepared = models::prepare_training(training(parsed(dtype), 22));
-    REQUIRE(prepared.plan.packed_bytes > 0);
-    const nn::GradientReport report = models::packing_gradients(prepared);
+    models::Engine engine(training(parsed(dtype), 22));
+    REQUIRE(engine.plan().packed_bytes > 0);
+    const nn::GradientReport report = engine.packing_gradients();
     INFO(dtype << "\n" << bench::to_lines(report));
     CHECK(report.exact_loss == report.lossy_loss);
     CHECK(report.parameters.size() == 4 * 12 + 4);
@@ -216,7 +216,7 @@ TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
     CHECK(report.smallest_cosine() < 1);
     before = report.all.relative_error;
     // Repeats exactly, and does not affect training.
-    CHECK(bench::to_json_text(models::packing_gradients(prepared)) == bench::to_json_text(report));
+    CHECK(bench::to_json_text(engine.packing_gradients()) == bench::to_json_text(report));
     const auto json = nlohmann::json::parse(bench::to_json_text(report));
     CHECK(json["loss"] == report.exact_loss);
     CHECK(json["relative_error"] == report.all.relative_error);

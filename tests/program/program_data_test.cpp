@@ -19,13 +19,13 @@ namespace program_data_test {
 using namespace thimble;
 using files_test::contains;
 using files_test::TemporaryFolder;
-using models::TrainOptions;
+using models::RunOptions;
 using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-TrainOptions tiny(const std::string& model) {
-  TrainOptions options;
+RunOptions tiny(const std::string& model) {
+  RunOptions options;
   options.setup.model = model;
   options.setup.batch = 2;
   options.setup.sizes.width = 8;
@@ -39,7 +39,7 @@ TrainOptions tiny(const std::string& model) {
 TEST_CASE("program: texts and tokens of every kind") {
   using namespace program_data_test;
   const TemporaryFolder folder;
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.sequence = 16;
   options.setup.sizes.width = 16;
   const std::string text = data::synthetic_text(5000, 3);
@@ -83,7 +83,7 @@ TEST_CASE("program: texts and tokens of every kind") {
 TEST_CASE("program: images of every kind, and a head as wide as their classes") {
   using namespace program_data_test;
   const TemporaryFolder folder;
-  TrainOptions images = tiny("mlp");
+  RunOptions images = tiny("mlp");
   const auto idx = [](std::vector<unsigned> sizes, std::size_t values) {
     std::string file{'\0', '\0', '\x08', static_cast<char>(sizes.size())};
     for (const unsigned n : sizes)
@@ -141,7 +141,7 @@ TEST_CASE("program: a validation part that is no whole batch weighs by its sampl
   using namespace program_data_test;
   std::vector<double> losses;
   for (const std::int64_t parts : {1, 3}) {
-    TrainOptions options;
+    RunOptions options;
     options.setup.model = "mlp", options.setup.batch = 60, options.setup.micro_batches = parts;
     options.data = "synthetic", options.steps = 1, options.eval_batches = 0;
     losses.push_back(run(options).report.evaluation->loss);

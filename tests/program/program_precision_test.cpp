@@ -24,8 +24,8 @@ using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-models::TrainOptions tiny(const std::string& precision) {
-  models::TrainOptions options;
+models::RunOptions tiny(const std::string& precision) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -51,13 +51,13 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     INFO(precision->name << ", " << optimizer);
     const TemporaryFolder folder;
     const auto options = [&, name = std::string(precision->name), optimizer = optimizer] {
-      models::TrainOptions made = tiny(name);
+      models::RunOptions made = tiny(name);
       made.setup.optimizer.name = optimizer;
       if (made.setup.optimizer.name == "adamw8") made.setup.sizes.width = 32;  // matrices whose state is in 8 bits
       return made;
     };
-    const models::TrainOptions whole = options();
-    models::TrainOptions first = options(), second = options();
+    const models::RunOptions whole = options();
+    models::RunOptions first = options(), second = options();
     const Run all = run(whole);
     CHECK(all.report.predicted_peak_bytes == all.report.measured_peak_bytes);
     CHECK(all.losses.back() < all.losses.front());
@@ -70,7 +70,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
     CHECK(rest.report.evaluation->loss == all.report.evaluation->loss);
     CHECK(rest.report.scaler == all.report.scaler);
-    models::TrainOptions without = options();
+    models::RunOptions without = options();
     without.setup.precision.policy.clear();
     without.setup.precision.dtype = precision->parameters;
     without.resume = first.save;
@@ -161,8 +161,8 @@ using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-models::TrainOptions with_dropout(const std::string& precision) {
-  models::TrainOptions options;
+models::RunOptions with_dropout(const std::string& precision) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -173,7 +173,7 @@ models::TrainOptions with_dropout(const std::string& precision) {
 }
 
 /// Trains in one run and again from a checkpoint at `middle`: losses, rates and the final file are equal.
-void check_resumes(models::TrainOptions options, std::int64_t middle) {
+void check_resumes(models::RunOptions options, std::int64_t middle) {
   const TemporaryFolder folder;
   std::vector<double> rates, rest_rates;
   options.schedule = "cosine", options.warmup = 2;
@@ -184,11 +184,10 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
   CHECK(whole.report.scaler->skipped_steps < middle);
   // The schedule depends on the total steps, so throwing in the step after the save cuts the run off.
   options.save = folder / "part", options.save_every = middle;
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  CHECK_THROWS_WITH(models::train(prepared,
-                                  [&](const nn::Progress& p) {
-                                    if (p.step == middle + 1) throw ValueError("cut off");
-                                  }),
+  models::Engine engine(options);
+  CHECK_THROWS_WITH(engine.run([&](const nn::Progress& p) {
+    if (p.step == middle + 1) throw ValueError("cut off");
+  }),
                     "cut off");
   options.resume = options.save;
   options.save = folder / "rest", options.save_every = 0;
@@ -206,7 +205,7 @@ void check_resumes(models::TrainOptions options, std::int64_t middle) {
 }  // namespace
 
 TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precision][program]") {
-  models::TrainOptions options = with_dropout("O2");
+  models::RunOptions options = with_dropout("O2");
   options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};  // too large at first
   check_resumes(options, 8);
   SECTION("a checkpoint that has done all steps, skipped ones among them, has none left") {
@@ -222,7 +221,7 @@ TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precis
 
 TEST_CASE("program: a recorded run with skipped steps goes on where it stopped", "[precision][cuda][graph]") {
   if (!thimble::testing::has_cuda()) return;
-  models::TrainOptions options = with_dropout("O2");
+  models::RunOptions options = with_dropout("O2");
   options.device = cuda();
   options.captures_steps = true;
   options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
@@ -238,7 +237,7 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
       for (const bool records : {false, true}) {
         if (records && !device.is_cuda()) continue;
         INFO(to_string(device) << (fuses ? " fused" : "") << (records ? " recorded" : ""));
-        models::TrainOptions options = with_dropout("O2");
+        models::RunOptions options = with_dropout("O2");
         options.device = device, options.steps = 5, options.setup.optimizer.clip_norm = 0;
         options.setup.precision.loss_scale = {.scale = 4096, .is_dynamic = false};
         options.setup.fuses_optimizer = fuses;
@@ -270,7 +269,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
   for (const Row& row : rows) {
     INFO(row.precision << " " << row.message);
     const TemporaryFolder folder;
-    models::TrainOptions usual = with_dropout(row.precision), other = usual;
+    models::RunOptions usual = with_dropout(row.precision), other = usual;
     usual.setup.sizes.layers = other.setup.sizes.layers = 1;
     usual.steps = other.steps = 4;
     row.change(other.setup);
@@ -278,7 +277,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
     run(usual);
     const Run begun = run(other);
     CHECK(begun.report.predicted_peak_bytes == begun.report.measured_peak_bytes);
-    models::TrainOptions whole = other, rest = other, from_usual = other, from_other = usual;
+    models::RunOptions whole = other, rest = other, from_usual = other, from_other = usual;
     whole.save.clear(), rest.save.clear(), from_usual.save.clear(), from_other.save.clear();
     whole.steps = rest.steps = from_usual.steps = from_other.steps = 6;
     rest.resume = from_other.resume = other.save;
@@ -292,7 +291,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
 
 TEST_CASE("program: a checkpoint in one dtype says nothing that an older one does not", "[precision][program]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = with_dropout("O2");
+  models::RunOptions options = with_dropout("O2");
   options.steps = 1, options.save = folder / "c";
   run(options);
   const auto metadata = SafetensorsReader(options.save).header().metadata;
@@ -304,12 +303,12 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
   for (const auto& [name, dtype] : {std::pair("O0", DType::f32), std::pair("O3", DType::f16)}) {
     INFO(name);
     const TemporaryFolder folder;
-    models::TrainOptions named = with_dropout(name), plain = with_dropout("");
+    models::RunOptions named = with_dropout(name), plain = with_dropout("");
     plain.setup.precision.dtype = dtype;
     named.steps = plain.steps = 3;
     named.save = folder / "named", plain.save = folder / "plain";
     run(named), run(plain);
-    models::TrainOptions from_plain = named, from_named = plain;
+    models::RunOptions from_plain = named, from_named = plain;
     from_plain.resume = plain.save, from_named.resume = named.save;
     from_plain.save.clear(), from_named.save.clear();
     from_plain.steps = from_named.steps = 6;
@@ -317,7 +316,7 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
     from_named.setup.precision.dtype = dtype == DType::f32 ? DType::f16 : DType::f32;
     CHECK(contains(refusal(from_named), std::string(to_string(dtype))));
     CHECK(contains(refusal([&] {
-                     models::TrainOptions o2 = with_dropout("O2");
+                     models::RunOptions o2 = with_dropout("O2");
                      o2.resume = plain.save;
                      return o2;
                    }()),

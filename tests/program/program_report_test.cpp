@@ -88,7 +88,7 @@ TEST_CASE("program: a forward is planned without flags of training steps", "[pro
 TEST_CASE("program: packing to a dtype that is no narrower is refused", "[program][lossy][slow]") {
   const auto refusal = [](const std::string& precision, DType dtype, DType lossy,
                           bool is_image = false) -> std::string {
-    models::PlanOptions options;
+    models::RunOptions options;
     options.setup.model = "char-gpt";
     options.setup.batch = 2;
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;

@@ -24,13 +24,13 @@ namespace {
 using namespace thimble;
 using files_test::contains;
 using files_test::TemporaryFolder;
-using models::TrainOptions;
+using models::RunOptions;
 using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-TrainOptions tiny(const std::string& model) {
-  TrainOptions options;
+RunOptions tiny(const std::string& model) {
+  RunOptions options;
   options.setup.model = model;
   options.setup.batch = 2;
   options.data = "synthetic";
@@ -53,7 +53,7 @@ TrainOptions tiny(const std::string& model) {
 TEST_CASE("program: a run needs the bytes that its dry run said") {
   struct Case {
     const char* what;
-    TrainOptions options;
+    RunOptions options;
   };
   std::vector<Case> cases{{"char-gpt", tiny("char-gpt")}, {"resnet18", tiny("resnet18")}, {"mlp", tiny("mlp")}};
   for (const char* name : {"bert-base", "vit-b16", "googlenet", "sharedconv"}) cases.push_back({name, tiny(name)});
@@ -93,7 +93,7 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
 TEST_CASE("program: training lowers the loss, and the same seed gives the same losses and hidden tokens") {
   for (const char* const model : {"char-gpt", "bert-base"}) {
     INFO(model);
-    TrainOptions options = tiny(model);
+    RunOptions options = tiny(model);
     options.steps = 60;
     options.setup.batch = 8;
     options.setup.optimizer.rate = 1e-2;
@@ -111,7 +111,7 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
   for (const char* model : {"char-gpt", "bert-base", "resnet18"}) {
     CAPTURE(model);
     const TemporaryFolder folder;
-    TrainOptions options = tiny(model);
+    RunOptions options = tiny(model);
     options.schedule = "cosine";
     options.steps = 5;
     options.save = folder / "whole.safetensors";
@@ -121,11 +121,10 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
     options.save = folder / "part.safetensors";
     options.save_every = 3;
     // The schedule depends on the total steps, so throwing cuts the run off after it has saved.
-    const models::PreparedTraining prepared = models::prepare_training(options);
-    CHECK_THROWS_WITH(models::train(prepared,
-                                    [](const nn::Progress& p) {
-                                      if (p.step == 4) throw ValueError("cut off");
-                                    }),
+    models::Engine engine(options);
+    CHECK_THROWS_WITH(engine.run([](const nn::Progress& p) {
+      if (p.step == 4) throw ValueError("cut off");
+    }),
                       "cut off");
     options.resume = options.save;
     options.save = folder / "resumed.safetensors";
@@ -140,7 +139,7 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
 }
 
 TEST_CASE("program: a run with 8-bit state says what it takes, and which state is f32") {
-  TrainOptions options = tiny("char-gpt");
+  RunOptions options = tiny("char-gpt");
   options.setup.sizes.width = 64;
   options.steps = 3;
   const models::TrainReport full = run(options).report;
@@ -172,27 +171,27 @@ TEST_CASE("program: what is wrong is told before anything is written") {
   const TemporaryFolder folder;
   struct Case {
     const char* message;  // part of it
-    void (*change)(TrainOptions&, const TemporaryFolder&);
+    void (*change)(RunOptions&, const TemporaryFolder&);
   };
   const std::vector<Case> cases{
-      {"char-gpt", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt-9"; }},
-      {"heads", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.heads = 3; }},
-      {"adamw", [](TrainOptions& o, const TemporaryFolder&) { o.setup.optimizer.name = "lion"; }},
-      {"cosine", [](TrainOptions& o, const TemporaryFolder&) { o.schedule = "linear"; }},
-      {"missing.txt", [](TrainOptions& o, const TemporaryFolder& f) { o.data = f / "missing.txt"; }},
-      {"missing.safetensors", [](TrainOptions& o, const TemporaryFolder& f) { o.resume = f / "missing.safetensors"; }},
-      {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f / "none/x"; }},
-      {"is a folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f.path(); }},
-      {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save_weights = f / "none/x"; }},
-      {"`log`", [](TrainOptions& o, const TemporaryFolder&) { o.log = "/proc/self/status/x"; }},
-      {"cuda", [](TrainOptions& o, const TemporaryFolder&) { o.device = cuda(7); }},
-      {"tokens", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.sequence = 1 << 21; }},
-      {"steps", [](TrainOptions& o, const TemporaryFolder&) { o.steps = 0; }},
-      {"not an option of this model", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "resnet18"; }},
-      {"gpt2", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt2", o.data = "/etc/passwd"; }},
+      {"char-gpt", [](RunOptions& o, const TemporaryFolder&) { o.setup.model = "gpt-9"; }},
+      {"heads", [](RunOptions& o, const TemporaryFolder&) { o.setup.sizes.heads = 3; }},
+      {"adamw", [](RunOptions& o, const TemporaryFolder&) { o.setup.optimizer.name = "lion"; }},
+      {"cosine", [](RunOptions& o, const TemporaryFolder&) { o.schedule = "linear"; }},
+      {"missing.txt", [](RunOptions& o, const TemporaryFolder& f) { o.data = f / "missing.txt"; }},
+      {"missing.safetensors", [](RunOptions& o, const TemporaryFolder& f) { o.resume = f / "missing.safetensors"; }},
+      {"no folder", [](RunOptions& o, const TemporaryFolder& f) { o.save = f / "none/x"; }},
+      {"is a folder", [](RunOptions& o, const TemporaryFolder& f) { o.save = f.path(); }},
+      {"no folder", [](RunOptions& o, const TemporaryFolder& f) { o.save_weights = f / "none/x"; }},
+      {"`log`", [](RunOptions& o, const TemporaryFolder&) { o.log = "/proc/self/status/x"; }},
+      {"cuda", [](RunOptions& o, const TemporaryFolder&) { o.device = cuda(7); }},
+      {"tokens", [](RunOptions& o, const TemporaryFolder&) { o.setup.sizes.sequence = 1 << 21; }},
+      {"steps", [](RunOptions& o, const TemporaryFolder&) { o.steps = 0; }},
+      {"not an option of this model", [](RunOptions& o, const TemporaryFolder&) { o.setup.model = "resnet18"; }},
+      {"gpt2", [](RunOptions& o, const TemporaryFolder&) { o.setup.model = "gpt2", o.data = "/etc/passwd"; }},
   };
   for (const Case& c : cases) {
-    TrainOptions options = tiny("char-gpt");
+    RunOptions options = tiny("char-gpt");
     options.save = folder / "x.safetensors";
     options.log = folder / "log";
     c.change(options, folder);

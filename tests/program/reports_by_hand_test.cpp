@@ -22,7 +22,7 @@ using namespace reports_test;
 
 TEST_CASE("reports by hand: plan", "[program]") {
   Numbers n;
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.fuses_optimizer = true;
   options.setup.precision.policy = "O2", options.setup.precision.dtype = DType::f16;
   models::PlanReport r;
@@ -200,7 +200,7 @@ TEST_CASE("reports by hand: techniques that do not fit, or were not tried", "[pr
 
 TEST_CASE("reports by hand: layouts", "[program]") {
   Numbers n;
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "gpt2";
   options.setup.batch = n.next();
   models::Cluster cluster;
@@ -371,11 +371,11 @@ TEST_CASE("reports by hand: generation, planned and done", "[program]") {
 
 TEST_CASE("reports by hand: certify and quantize", "[program]") {
   Numbers n;
-  models::PreparedTraining prepared;
-  prepared.options.setup.model = "mlp";
-  prepared.options.setup.batch = n.next();
-  prepared.options.budget_bytes = n.bytes();
-  prepared.plan.time_overhead = n.real();
+  models::RunOptions certified;
+  certified.setup.model = "mlp";
+  certified.setup.batch = n.next();
+  certified.budget_bytes = n.bytes();
+  const double time_overhead = n.real();
   nn::Certificate c;
   c.steps = n.next();
   std::size_t tensors = 0;
@@ -386,9 +386,9 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
   c.plain.ms = n.real(), c.planned.ms = n.real();
   c.plain.placed.deviations = n.bytes(), c.planned.placed.deviations = n.bytes();
   c.differences = {{n.next(), nn::Compared::statistics, "bn.mean", true}, {n.next(), nn::Compared::loss, "", false}};
-  check_same(printed([&] { bench::print_certify_json(prepared, c); }),
+  check_same(printed([&] { bench::print_certify_json(certified, time_overhead, c); }),
              {{"model", "mlp"},
-              {"batch", prepared.options.setup.batch},
+              {"batch", certified.setup.batch},
               {"steps", c.steps},
               {"holds", false},
               {"compared_bytes", c.bytes},
@@ -403,11 +403,11 @@ TEST_CASE("reports by hand: certify and quantize", "[program]") {
               {"different_tensors", 2},
               {"first_difference",
                {{"step", c.differences[0].step}, {"what", "statistics"}, {"name", "bn.mean"}, {"is_missing", true}}},
-              {"budget_bytes", prepared.options.budget_bytes},
+              {"budget_bytes", certified.budget_bytes},
               {"plain_peak_bytes", c.plain.peak_bytes},
               {"planned_peak_bytes", c.planned.peak_bytes},
               {"predicted_peak_bytes", c.predicted_peak_bytes},
-              {"time_overhead", prepared.plan.time_overhead},
+              {"time_overhead", time_overhead},
               {"plain_ms", c.plain.ms},
               {"planned_ms", c.planned.ms},
               {"deviations", c.planned.placed.deviations}});

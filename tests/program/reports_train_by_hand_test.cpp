@@ -14,7 +14,7 @@ using namespace reports_test;
 namespace {
 
 struct Trained {
-  models::TrainOptions options;
+  models::RunOptions options;
   bench::TrainExtra extra;
   models::TrainReport report;
 };
@@ -22,7 +22,7 @@ struct Trained {
 // A run of two ranks on a GPU with captured steps, so that all keys occur.
 Trained trained(Numbers& n) {
   Trained t;
-  models::TrainOptions& o = t.options;
+  models::RunOptions& o = t.options;
   o.setup.model = "char-gpt";
   o.setup.precision.policy = "O2", o.setup.precision.dtype = DType::f16;
   o.budget_bytes = n.bytes(), o.setup.micro_batches = n.next(), o.setup.fuses_optimizer = true;
@@ -172,7 +172,7 @@ TEST_CASE("reports by hand: train", "[program]") {
   }
   check_same(printed([&] { print_train_json(t.options, t.extra, r); }), expected);
 
-  models::TrainOptions shown = t.options;
+  models::RunOptions shown = t.options;
   shown.setup.layout.ranks = 12, shown.setup.layout.tp = 2, shown.setup.layout.cp = 1, shown.setup.layout.pp = 3,
   shown.setup.layout.chunks = 5;
   shown.setup.batch = 2 * s.micro_batches * 7;  // two groups share the batch

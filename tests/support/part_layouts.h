@@ -97,8 +97,8 @@ inline nn::Metadata load(models::TrainedParts& parts, const models::Setup& setup
 }
 
 /// Options of a run of the program in the layout.
-inline models::TrainOptions options_of(const std::string& model, const Layout& layout) {
-  models::TrainOptions options;
+inline models::RunOptions options_of(const std::string& model, const Layout& layout) {
+  models::RunOptions options;
   options.setup = setup_of(model, layout);
   options.data = "synthetic";
   options.eval_batches = 1;

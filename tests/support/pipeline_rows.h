@@ -71,7 +71,7 @@ inline void check_files(const PipelineRow& first, const PipelineRow& then) {
   const auto contents = [&](const std::string& name) { return files_test::read_text_file(folder / name); };
   const auto run_to = [&](const models::Setup& setup, std::int64_t steps, const std::string& from,
                           const std::string& name) {
-    models::TrainOptions options;
+    models::RunOptions options;
     options.setup = setup, options.data = "synthetic", options.eval_batches = 1, options.steps = steps;
     if (!from.empty()) options.resume = folder / from;
     options.save = folder / name;

@@ -18,11 +18,11 @@ struct Run {
 };
 
 /// Trains; `after_step` gets the progress of every step.
-inline Run run(const thimble::models::TrainOptions& options,
+inline Run run(const thimble::models::RunOptions& options,
                const std::function<void(const thimble::nn::Progress&)>& after_step = nullptr) {
   Run result;
-  const thimble::models::PreparedTraining prepared = thimble::models::prepare_training(options);
-  result.report = thimble::models::train(prepared, [&](const thimble::nn::Progress& progress) {
+  thimble::models::Engine engine(options);
+  result.report = engine.run([&](const thimble::nn::Progress& progress) {
     result.losses.push_back(progress.loss);
     if (after_step) after_step(progress);
   });
@@ -30,7 +30,7 @@ inline Run run(const thimble::models::TrainOptions& options,
 }
 
 /// Trains and compares measured bytes with predicted ones.
-inline Run train_as_predicted(const thimble::models::TrainOptions& options) {
+inline Run train_as_predicted(const thimble::models::RunOptions& options) {
   Run run = trained_test::run(options);
   CHECK(run.report.differences() == "");
   CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
@@ -39,9 +39,9 @@ inline Run train_as_predicted(const thimble::models::TrainOptions& options) {
 }
 
 /// The message of the error from preparing these options; empty if they are accepted.
-inline std::string refusal(const thimble::models::TrainOptions& options) {
+inline std::string refusal(const thimble::models::RunOptions& options) {
   try {
-    thimble::models::prepare_training(options);
+    thimble::models::Engine(options).plan();
   } catch (const thimble::Error& error) {
     return error.what();
   }

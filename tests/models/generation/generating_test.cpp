@@ -148,7 +148,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
   for (const bool has_tokenizer : {false, true}) {
     for (const char* name : {"char-gpt", "tiny-llama"}) {
       INFO(name << (has_tokenizer ? " with a tokenizer" : ""));
-      models::TrainOptions t;
+      models::RunOptions t;
       t.setup.model = name;
       t.setup.sizes.layers = 1, t.setup.sizes.heads = 2, t.setup.sizes.width = 32, t.setup.sizes.sequence = 48;
       t.setup.batch = 2, t.data = "synthetic", t.steps = 2, t.save = folder / "run.ckpt";
@@ -158,7 +158,7 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
         data::write_tokenizer(tokenizer, tokenizer_test::letter_pairs(270));
         t.setup.tokenizer = tokenizer;
       }
-      models::train(models::prepare_training(t));
+      models::Engine(t).run();
       std::vector<std::string> texts;
       for (const bool by_checkpoint : {false, true}) {
         GenerateOptions o = options_for(name, by_checkpoint ? "" : t.save_weights);

@@ -8,7 +8,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/offload/tier.h>
 #include <thimble/models/planning/planning.h>
-#include <thimble/models/training/plan_training.h>
+#include <thimble/models/training/choices.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::size_t choices_MiB = std::size_t{1} << 20;
 
-models::TrainOptions choices_options(const std::string& model) {
-  models::TrainOptions options;
+models::RunOptions choices_options(const std::string& model) {
+  models::RunOptions options;
   options.setup.model = model;
   options.setup.batch = 8;
   if (model == "char-gpt") {
@@ -40,7 +40,7 @@ models::TrainOptions choices_options(const std::string& model) {
   return options;
 }
 
-Run train_with(const models::TrainOptions& options) {
+Run train_with(const models::RunOptions& options) {
   const Run result = trained_test::run(options);
   CHECK(result.report.predicted_peak_bytes == result.report.measured_peak_bytes);
   CHECK(result.report.arena_rss_bytes <= result.report.measured_peak_bytes);
@@ -49,16 +49,16 @@ Run train_with(const models::TrainOptions& options) {
 }
 
 /// The smallest budget for training with these options, which have none.
-std::size_t smallest_budget(const models::TrainOptions& options) {
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu")).smallest().peak_bytes;
+std::size_t smallest_budget(const models::RunOptions& options) {
+  models::Engine engine(options);
+  return nn::Planner(engine.runs(), cpu, nn::hardware("cpu")).smallest().peak_bytes;
 }
 
 /// The smallest budget in the refusal of a budget of one byte.
-std::size_t refused_by(models::TrainOptions options) {
+std::size_t refused_by(models::RunOptions options) {
   options.budget_bytes = 1;
   try {
-    models::prepare_training(options);
+    models::Engine(options).plan();
   } catch (const nn::BudgetError& error) {
     CHECK(files_test::contains(error.what(), "techniques fits"));
     return error.minimum_bytes();
@@ -73,9 +73,9 @@ void switch_on(models::Setup& setup, bool fuses, std::int64_t parts, bool has_ch
   if (has_chunks) setup.sizes.head = models::Head::chunked;
 }
 
-std::string choices_refusal(const models::PlanOptions& options) {
+std::string choices_refusal(const models::RunOptions& options, const models::PlanRequest& request) {
   try {
-    models::make_plan(options);
+    models::make_plan(options, request);
   } catch (const ValueError& error) {
     return error.what();
   }
@@ -97,13 +97,13 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
   for (const Row& row : rows) {
     INFO(row.model << (row.fuses ? ", fused" : "") << ", " << row.parts << " parts"
                    << (row.has_chunks ? ", chunked" : ""));
-    models::TrainOptions options = choices_options(row.model);
+    models::RunOptions options = choices_options(row.model);
     options.setup.optimizer.clip_norm = 0;
     switch_on(options.setup, row.fuses, row.parts, row.has_chunks);
     const Run free = train_with(options);
     CHECK(free.report.clip_norm == 0);
     if (row.fuses) {
-      models::TrainOptions unfused = options;
+      models::RunOptions unfused = options;
       unfused.setup.fuses_optimizer = false;
       CHECK(train_with(unfused).losses == free.losses);
     }
@@ -118,7 +118,7 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
 }
 
 TEST_CASE("choices: clipping by default, and without it", "[choices]") {
-  models::TrainOptions options = choices_options("char-gpt");
+  models::RunOptions options = choices_options("char-gpt");
   CHECK(train_with(options).report.clip_norm == 1);
   options.setup.fuses_optimizer = true;
   const Run fused = train_with(options);
@@ -129,7 +129,7 @@ TEST_CASE("choices: clipping by default, and without it", "[choices]") {
 }
 
 TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
-  models::TrainOptions options = choices_options("char-gpt");
+  models::RunOptions options = choices_options("char-gpt");
   const Run whole = train_with(options);
   options.setup.micro_batches = 4;
   const Run parts = train_with(options);
@@ -141,58 +141,65 @@ TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
 
 TEST_CASE("choices: what does not go together is refused and named", "[choices]") {
   struct Row {
-    void (*change)(models::PlanOptions&);
+    void (*change)(models::RunOptions&);
     const char* first;
     const char* second;
+    models::PlanRequest request = {};
   };
   const Row rows[] = {
-      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.optimizer.clip_norm = 0.5; },
+      {[](models::RunOptions& o) { o.setup.fuses_optimizer = true, o.setup.optimizer.clip_norm = 0.5; },
        "`fuses_optimizer`", "`clip_norm` 0.5"},
-      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.micro_batches = 2; }, "`fuses_optimizer`",
+      {[](models::RunOptions& o) { o.setup.fuses_optimizer = true, o.setup.micro_batches = 2; }, "`fuses_optimizer`",
        "`micro_batches` 2"},
-      {[](models::PlanOptions& o) {
+      {[](models::RunOptions& o) {
          o.setup.fuses_optimizer = true, o.setup.micro_batches = models::auto_micro_batches,
          o.budget_bytes = 64 * choices_MiB;
        },
        "`fuses_optimizer`", "`micro_batches` auto"},
-      {[](models::PlanOptions& o) { o.setup.micro_batches = 3; }, "`micro_batches`: 3", "`batch` 8"},
-      {[](models::PlanOptions& o) { o.setup.micro_batches = 16; }, "`micro_batches`: 16", "`batch` 8"},
-      {[](models::PlanOptions& o) { o.setup.micro_batches = models::auto_micro_batches; }, "`micro_batches`", "budget"},
-      {[](models::PlanOptions& o) {
-         o.setup.micro_batches = models::auto_micro_batches, o.finds_batch = true, o.budget_bytes = 64 * choices_MiB;
+      {[](models::RunOptions& o) { o.setup.micro_batches = 3; }, "`micro_batches`: 3", "`batch` 8"},
+      {[](models::RunOptions& o) { o.setup.micro_batches = 16; }, "`micro_batches`: 16", "`batch` 8"},
+      {[](models::RunOptions& o) { o.setup.micro_batches = models::auto_micro_batches; }, "`micro_batches`", "budget"},
+      {[](models::RunOptions& o) {
+         o.setup.micro_batches = models::auto_micro_batches, o.budget_bytes = 64 * choices_MiB;
        },
-       "`finds_batch`", "`micro_batches` auto"},
-      {[](models::PlanOptions& o) { o.setup.micro_batches = 2, o.is_inference = true; }, "`is_inference`",
-       "`micro_batches`"},
-      {[](models::PlanOptions& o) { o.is_int8 = true; }, "`is_int8`", "`is_inference`"},
-      {[](models::PlanOptions& o) {
+       "`finds_batch`",
+       "`micro_batches` auto",
+       {.finds_batch = true}},
+      {[](models::RunOptions& o) { o.setup.micro_batches = 2; },
+       "`is_inference`",
+       "`micro_batches`",
+       {.is_inference = true}},
+      {[](models::RunOptions&) {}, "`is_int8`", "`is_inference`", {.is_int8 = true}},
+      {[](models::RunOptions& o) { o.resume = "run"; }, "`resume`", "a new run"},
+      {[](models::RunOptions& o) { o.plan = "plan.json"; }, "`plan`", "a new run"},
+      {[](models::RunOptions& o) { o.captures_steps = true; }, "`captures_steps`", "a new run"},
+      {[](models::RunOptions& o) {
          o.setup.model = "mlp", o.setup.sizes = {}, o.setup.sizes.head = models::Head::chunked;
        },
        "`head`: chunked", "mlp"},
   };
   for (const Row& row : rows) {
-    models::PlanOptions options;
+    models::RunOptions options;
     options.setup = choices_options("char-gpt").setup;
     row.change(options);
-    const std::string message = choices_refusal(options);
+    const std::string message = choices_refusal(options, row.request);
     INFO(message);
     CHECK(files_test::contains(message, row.first));
     CHECK(files_test::contains(message, row.second));
     const bool names_a_way = files_test::contains(message, "expected");
-    CHECK(names_a_way != options.is_inference);
+    CHECK(names_a_way != row.request.is_inference);
   }
-  models::TrainOptions options = choices_options("char-gpt");
+  models::RunOptions options = choices_options("char-gpt");
   options.setup.micro_batches = models::auto_micro_batches;
-  CHECK_THROWS_AS(models::prepare_training(options), ValueError);
+  CHECK_THROWS_AS(models::Engine(options).plan(), ValueError);
 }
 
 TEST_CASE("choices: the price of a technique is what a plan with it needs", "[choices]") {
   for (const char* model : {"char-gpt", "resnet18"}) {
-    models::PlanOptions options;
+    models::RunOptions options;
     options.setup = choices_options(model).setup;
     options.budget_bytes = choices_MiB;
-    options.prices_techniques = true;
-    const models::PlanReport refused = models::make_plan(options);
+    const models::PlanReport refused = models::make_plan(options, {.prices_techniques = true});
     REQUIRE_FALSE(refused.is_feasible);
     // Text adds tiles and both; each model has four ways to send state away.
     REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 14u : 9u));
@@ -203,8 +210,7 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
     for (const nn::LeverPrice& price : refused.techniques) {
       INFO(model << " " << price.options);
       CHECK_FALSE(price.time_overhead_in_budget.has_value());
-      models::PlanOptions with = options;
-      with.prices_techniques = false;
+      models::RunOptions with = options;
       const std::size_t parts = price.options.find("`micro_batches` ");
       switch_on(with.setup, files_test::contains(price.options, "`fuses_optimizer`"),
                 parts == std::string::npos ? 1 : std::stoll(price.options.substr(parts + 16)),
@@ -237,13 +243,12 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
 }
 
 TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choices]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = choices_options("char-gpt").setup;
   const models::PlanReport free = models::make_plan(options);
   CHECK(free.techniques.empty());
-  options.prices_techniques = true;
   options.budget_bytes = free.keep_everything_bytes;
-  const models::PlanReport report = models::make_plan(options);
+  const models::PlanReport report = models::make_plan(options, {.prices_techniques = true});
   REQUIRE(report.techniques.size() == 14);
   CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly, since it is the reference step
   for (const nn::LeverPrice& price : report.techniques) {
@@ -254,7 +259,7 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   }
   // Techniques already in use are not offered again.
   options.setup.fuses_optimizer = true;
-  const models::PlanReport fused = models::make_plan(options);
+  const models::PlanReport fused = models::make_plan(options, {.prices_techniques = true});
   REQUIRE(fused.techniques.size() == 7);
   const char* const expected[] = {"",
                                   "`head` chunked",
@@ -329,9 +334,9 @@ TEST_CASE("choices: overheads are counted from one step", "[choices]") {
 }
 
 TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
-  models::TrainOptions train = choices_options("char-gpt");
+  models::RunOptions train = choices_options("char-gpt");
   train.setup.sizes.sequence = 256;  // several granules of the arena
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = train.setup;
   options.setup.micro_batches = models::auto_micro_batches;
   std::vector<nn::Planner> planners;
@@ -362,15 +367,18 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   // Training uses the chosen number, with the losses of a run without a budget.
   train.setup.micro_batches = models::auto_micro_batches;
   train.budget_bytes = refused_by(train);
-  const std::int64_t chosen = models::prepare_training(train).options.setup.micro_batches;
+  models::Engine engine(train);
+  engine.plan();
+  const std::int64_t chosen = engine.options().setup.micro_batches;
   CHECK(chosen > 1);
-  models::TrainOptions of_process = train;  // as a budget for the process, whose heap may grow meanwhile
+  models::RunOptions of_process = train;  // as a budget for the process, whose heap may grow meanwhile
   of_process.process_budget_bytes =
-      memory::outside_bytes(memory::ProcessBase::measure(), models::outside_facts(models::prepare_training(train)))
-          .total() +
+      memory::outside_bytes(memory::ProcessBase::measure(), engine.outside_facts()).total() +
       (train.budget_bytes + least) / 2;
   of_process.budget_bytes = 0;
-  CHECK(models::prepare_training(of_process).options.setup.micro_batches > 1);
+  models::Engine in_process(of_process);
+  in_process.plan();
+  CHECK(in_process.options().setup.micro_batches > 1);
   const Run run = train_with(train);
   train.setup.micro_batches = chosen;
   train.budget_bytes = 0;
@@ -378,7 +386,7 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
 }
 
 TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup = choices_options("char-gpt").setup;
   options.setup.micro_batches = 4;
   const std::size_t budget = 16 * choices_MiB;
@@ -395,7 +403,7 @@ TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices
 
 TEST_CASE("choices: the longest sequence fits, and one more token does not", "[choices]") {
   for (const bool is_tiled : {false, true}) {
-    models::PlanOptions options;
+    models::RunOptions options;
     options.setup.model = "tiny-llama", options.setup.batch = 1;
     options.setup.sizes = {.layers = 1, .heads = 2, .width = 32, .hidden = 128};
     options.setup.sizes.head = is_tiled ? models::Head::chunked : models::Head::full;
@@ -405,12 +413,11 @@ TEST_CASE("choices: the longest sequence fits, and one more token does not", "[c
         models::find_largest(options, budget, models::BatchSearch::planned, models::Extent::sequence);
     CHECK(found.peak_bytes <= budget);
     CHECK(found.next_peak_bytes > budget);
-    options.budget_bytes = budget, options.finds_sequence = true;
-    const models::PlanReport longest = models::make_plan(options);
+    options.budget_bytes = budget;
+    const models::PlanReport longest = models::make_plan(options, {.finds_sequence = true});
     CHECK(longest.is_feasible);
     CHECK(longest.sequence == found.size);
     CHECK(longest.minimum_bytes == found.peak_bytes);
-    options.finds_sequence = false;
     options.setup.sizes.sequence = found.size + 1;
     const models::PlanReport beyond = models::make_plan(options);
     CHECK_FALSE(beyond.is_feasible);
@@ -420,24 +427,26 @@ TEST_CASE("choices: the longest sequence fits, and one more token does not", "[c
 }
 
 TEST_CASE("choices: what the search for a sequence refuses", "[choices]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "tiny-llama", options.setup.sizes.layers = 1;
-  options.finds_sequence = true;
+  models::PlanRequest request{.finds_sequence = true};
   const auto message = [&](auto&& change) -> std::string {
-    models::PlanOptions changed = options;
+    models::RunOptions changed = options;
     change(changed);
     try {
-      models::make_plan(changed);
+      models::make_plan(changed, request);
       return "nothing was thrown";
     } catch (const ValueError& error) {
       return error.what();
     }
   };
-  using Options = models::PlanOptions;
+  using Options = models::RunOptions;
   CHECK(message([](Options&) {}).starts_with("`finds_sequence`: no budget"));
+  request.finds_batch = true;
   CHECK(message([](Options& o) {
-          o.budget_bytes = choices_MiB, o.finds_batch = true;
+          o.budget_bytes = choices_MiB;
         }).starts_with("`finds_batch`: not with `finds_sequence`"));
+  request.finds_batch = false;
   CHECK(message([](Options& o) {
           o.budget_bytes = choices_MiB, o.data = "text";
         }).starts_with("`finds_sequence`: not with `data`"));
@@ -448,5 +457,5 @@ TEST_CASE("choices: what the search for a sequence refuses", "[choices]") {
           o.budget_bytes = choices_MiB, o.setup.model = "vit-b16";
         }).starts_with("`finds_sequence`: vit-b16 is over images"));
   options.budget_bytes = choices_MiB;
-  CHECK_THROWS_AS(models::make_plan(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::make_plan(options, request), nn::BudgetError);
 }

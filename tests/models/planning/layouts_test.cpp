@@ -27,8 +27,8 @@ struct Case {
   bool cuts_sequence = false;  // fixed if true, else chosen
 };
 
-models::PlanOptions options_of(const Case& c) {
-  models::PlanOptions options;
+models::RunOptions options_of(const Case& c) {
+  models::RunOptions options;
   options.setup.model = c.model;
   models::ModelOptions& sizes = options.setup.sizes;
   if (c.model == "resnet18") {
@@ -44,7 +44,7 @@ models::PlanOptions options_of(const Case& c) {
   return options;
 }
 
-models::Cluster cluster_of(const Case& c, const models::PlanOptions& options) {
+models::Cluster cluster_of(const Case& c, const models::RunOptions& options) {
   models::Cluster cluster;
   cluster.ranks = c.ranks;
   cluster.per_node = 4;
@@ -60,15 +60,15 @@ models::FixedLayout fixed_of(const Case& c) {
 }
 
 /// Whether the layout fits on every rank.
-bool fits(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout,
+bool fits(const models::RunOptions& options, const models::Cluster& cluster, const Layout& layout,
           const models::LayoutTime& time) {
   std::vector<models::RankPlan> ranks;
   return judge(options, cluster, layout, time, &ranks).fits;
 }
 
 /// Trains within the predicted bytes on every rank.
-void check_trains(const models::PlanOptions& options, const models::Cluster& cluster, const Layout& layout) {
-  models::TrainOptions training;
+void check_trains(const models::RunOptions& options, const models::Cluster& cluster, const Layout& layout) {
+  models::RunOptions training;
   training.setup = models::setup_of(options.setup, layout);
   training.data = "synthetic";
   training.steps = 3;
@@ -88,7 +88,7 @@ TEST_CASE("layouts: the best one fits on every rank, and no faster one does", "[
                                                      {"char-gpt", 8, 16, 0.15, "bf16", true},
                                                      {"resnet18", 4, 16, 0.7}}));
   INFO(c.model << " on " << c.ranks << " ranks with " << c.share << " of what one needs");
-  const models::PlanOptions options = options_of(c);
+  const models::RunOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   const models::FixedLayout fixed = fixed_of(c);
   const models::LayoutReport report = find_layout(options, cluster, fixed);
@@ -137,7 +137,7 @@ TEST_CASE("layouts: the number of shards divides heads, widths and sequence", "[
 }
 
 TEST_CASE("layouts: a model of one block has no stages", "[layouts]") {
-  models::PlanOptions options = options_of({"char-gpt", 2, 8, 1});
+  models::RunOptions options = options_of({"char-gpt", 2, 8, 1});
   options.setup.sizes.layers = 1;
   const models::Cluster cluster = cluster_of({"char-gpt", 2, 8, 1}, options);
   const models::LayoutReport found = find_layout(options, cluster);
@@ -147,7 +147,7 @@ TEST_CASE("layouts: a model of one block has no stages", "[layouts]") {
 
 TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts]") {
   const Case c = GENERATE(testing::table_rows<Case>({{"char-gpt", 8, 16, 0.25}, {"llama-3-8b", 8, 16, 0.35, "bf16"}}));
-  const models::PlanOptions options = options_of(c);
+  const models::RunOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   const models::LayoutReport report = find_layout(options, cluster);
   models::LayoutTimes times(options.setup, cluster, nn::hardware("cpu"), cpu);
@@ -181,7 +181,7 @@ TEST_CASE("layouts: what a person would try is never faster and fits", "[layouts
 TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]") {
   const Case c = GENERATE(testing::table_rows<Case>(
       {{"char-gpt", 4, 16, 0.4}, {"tiny-llama", 8, 16, 0.25}, {"bert-base", 8, 16, 0.25, "", true}}));
-  const models::PlanOptions options = options_of(c);
+  const models::RunOptions options = options_of(c);
   const models::Cluster cluster = cluster_of(c, options);
   models::FixedLayout fixed = fixed_of(c);
   if (c.ranks == 8) fixed.pp = 2, fixed.tp = 2;
@@ -191,7 +191,7 @@ TEST_CASE("layouts: the best one trains in the bytes that were told", "[layouts]
 }
 
 TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "[layouts]") {
-  models::PlanOptions options = options_of({"char-gpt", 4, 4, 1});
+  models::RunOptions options = options_of({"char-gpt", 4, 4, 1});
   models::ModelOptions& sizes = options.setup.sizes;
   sizes.layers = 3, sizes.width = 512, sizes.sequence = 64;  // parameters span several granules of the arena
   models::FixedLayout fixed;
@@ -218,7 +218,7 @@ TEST_CASE("layouts: a rank reads parameters ahead where it has room for them", "
 TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at one time", "[layouts]") {
   // Without placement the arena adds holes, possibly more of them in the step that reads nothing ahead.
   const auto load = [](std::int64_t layers, std::int64_t width, std::int64_t sequence, bool recomputes, int ahead) {
-    models::PlanOptions options = options_of({"char-gpt", 4, 4, 1});
+    models::RunOptions options = options_of({"char-gpt", 4, 4, 1});
     models::ModelOptions& sizes = options.setup.sizes;
     sizes.layers = layers, sizes.width = width, sizes.sequence = sequence;
     const models::Setup setup = models::setup_of(options.setup, {4, 1, 1, 3, 1, recomputes, 1 << 20, false, ahead});
@@ -285,7 +285,7 @@ TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
 
 TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layouts]") {
   const Case c{"char-gpt", 8, 16, 1};
-  const models::PlanOptions options = options_of(c);
+  const models::RunOptions options = options_of(c);
   models::Cluster cluster = cluster_of(c, options);
   models::FixedLayout fixed;
   fixed.tp = 2, fixed.pp = 2, fixed.zero = 1, fixed.micro_batches = 4, fixed.recomputes_blocks = true;
@@ -308,8 +308,8 @@ TEST_CASE("layouts: what is given is kept, and what cannot be is said", "[layout
   models::Cluster one = cluster;
   one.ranks = 1;
   CHECK(find_layout(options, one).ranks.front().ranks == std::vector<int>{0});
-  models::PlanOptions interleaved = options;
-  models::PlanOptions by_heads = options;
+  models::RunOptions interleaved = options;
+  models::RunOptions by_heads = options;
   by_heads.setup.layout.cp = 2;
   CHECK_THROWS_WITH(find_layout(by_heads, cluster), "layouts: `cp` 2; expected 1, as no other is tried");
   interleaved.setup.layout.pipeline = "interleaved";

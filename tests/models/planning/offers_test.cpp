@@ -35,7 +35,7 @@ models::Setup offers_setup(const std::string& model) {
 TEST_CASE("offers: a refusal names the smallest plan, then what fits, the cheapest first", "[offers]") {
   for (const char* model : {"char-gpt", "resnet18"}) {
     INFO(model);
-    models::PlanOptions options;
+    models::RunOptions options;
     options.setup = offers_setup(model);
     options.setup.batch = 32;  // several granules of the arena
     if (options.setup.model == "char-gpt") options.setup.sizes.sequence = 128;

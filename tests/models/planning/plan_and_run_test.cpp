@@ -62,13 +62,13 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
     for (const std::size_t budget : {20 * plan_MiB, 22 * plan_MiB, 26 * plan_MiB}) {
       for (const std::string& data : {std::string("synthetic"), own}) {
         INFO((packed ? to_string(*packed) : "exact") << ", " << budget << " bytes, data " << data);
-        models::TrainOptions train;
+        models::RunOptions train;
         train.setup = planned_setup(packed), train.data = data, train.budget_bytes = budget;
-        const models::PreparedTraining prepared = models::prepare_training(train);
-        models::PlanOptions plan;
+        models::Engine engine(train);
+        models::RunOptions plan;
         plan.setup = train.setup, plan.data = data, plan.budget_bytes = budget;
         const models::PlanReport report = models::make_plan(plan);
-        check_same(report.plan, prepared.plan);
+        check_same(report.plan, engine.plan());
         has_packed = has_packed || report.plan.packed_bytes > 0;
         if (data == "synthetic") {
           CHECK(report.setup.sizes.vocabulary == 55);
@@ -76,7 +76,7 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
         }
         // Without data, plans with the model's default sizes.
         plan.data.clear();
-        check_same(models::make_plan(plan).plan, prepared.plan);
+        check_same(models::make_plan(plan).plan, engine.plan());
       }
     }
   }
@@ -84,30 +84,30 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
 }
 
 TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
-  models::TrainOptions train;
+  models::RunOptions train;
   train.setup.model = "resnet18", train.setup.batch = 8, train.setup.sizes.image = 64, train.data = "synthetic";
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = train.setup;
   plan.data = train.data;
   const models::PlanReport free = models::make_plan(plan);
-  const models::PreparedTraining kept = models::prepare_training(train);
-  CHECK(free.plan.peak_bytes == kept.plan.peak_bytes);
-  CHECK((free.outside.data > 0 && free.outside.data == kept.data->heap_bytes()));
+  models::Engine kept(train);
+  CHECK(free.plan.peak_bytes == kept.plan().peak_bytes);
+  CHECK((free.outside.data > 0 && free.outside.data == kept.data().heap_bytes()));
   plan.process_budget_bytes = std::size_t{1} << 33;
   CHECK(models::make_plan(plan).outside.data == free.outside.data);
   plan.process_budget_bytes = 0;
   train.setup.micro_batches = plan.setup.micro_batches = models::auto_micro_batches;
   train.setup.packing.is_allowed = plan.setup.packing.is_allowed = true;
   train.budget_bytes = plan.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
-  const models::PreparedTraining prepared = models::prepare_training(train);
+  models::Engine engine(train);
   const models::PlanReport report = models::make_plan(plan);
-  CHECK(report.micro_batches == prepared.options.setup.micro_batches);
-  check_same(report.plan, prepared.plan);
+  check_same(report.plan, engine.plan());
+  CHECK(report.micro_batches == engine.options().setup.micro_batches);
 
   train.budget_bytes = plan_MiB;
   std::string text;
   try {
-    models::prepare_training(train);
+    models::Engine(train).plan();
   } catch (const nn::BudgetError& error) {
     text = error.what();
   }
@@ -116,7 +116,7 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
 
 TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
   const testing::Threads alone;
-  models::TrainOptions train;
+  models::RunOptions train;
   train.setup = planned_setup(DType::i8), train.data = "synthetic", train.budget_bytes = 24 * plan_MiB;
   for (const double clip : {0.0, 0.5}) {
     for (const double dropout : {0.0, 0.25}) {
@@ -124,9 +124,9 @@ TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another siz
         INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
         train.setup.optimizer.clip_norm = clip, train.setup.sizes.dropout = dropout;
         train.eval_batches = batches;
-        models::PlanOptions plan;
+        models::RunOptions plan;
         plan.setup = train.setup, plan.data = train.data, plan.budget_bytes = train.budget_bytes;
-        check_same(models::make_plan(plan).plan, models::prepare_training(train).plan);
+        check_same(models::make_plan(plan).plan, models::Engine(train).plan());
       }
     }
   }
@@ -134,7 +134,7 @@ TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another siz
 
 TEST_CASE("plan and run: data that are not there, or too few", "[plan]") {
   const files_test::TemporaryFolder folder;
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = planned_setup({});
   plan.data = folder / "none.txt";
   CHECK_THROWS_AS(models::make_plan(plan), FileError);

@@ -26,8 +26,8 @@ std::string text_of(char first) {
   return text;
 }
 
-models::TrainOptions options_of(const TemporaryFolder& folder) {
-  models::TrainOptions options;
+models::RunOptions options_of(const TemporaryFolder& folder) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   models::ModelOptions& sizes = options.setup.sizes;
   sizes.layers = 2, sizes.width = 32, sizes.heads = 2, sizes.sequence = 16;
@@ -40,13 +40,13 @@ models::TrainOptions options_of(const TemporaryFolder& folder) {
   return options;
 }
 
-models::TrainOptions of_rank(models::TrainOptions options, dist::Communicator& ranks) {
+models::RunOptions of_rank(models::RunOptions options, dist::Communicator& ranks) {
   options.ranks = &ranks;
   options.setup.layout.rank = ranks.rank();
   return options;
 }
 
-using Change = std::function<void(models::TrainOptions&)>;
+using Change = std::function<void(models::RunOptions&)>;
 
 }  // namespace
 
@@ -54,30 +54,30 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
   const TemporaryFolder folder;
   write_file_atomically(folder / "text", text_of('a'));
   write_file_atomically(folder / "other", text_of('b'));
-  models::TrainOptions one = options_of(folder);
+  models::RunOptions one = options_of(folder);
   one.setup.layout.ranks = 1;
   for (const std::uint64_t seed : {1, 2}) {
     one.setup.seed = seed;
     one.save = folder / ("checkpoint" + std::to_string(seed)),
     one.save_weights = folder / ("weights" + std::to_string(seed));
-    models::train(models::prepare_training(one));
+    models::Engine(one).run();
   }
   struct Row {
     const char* text;
     Change change;
     Change on_all = {};  // applied first
   };
-  const auto with_resume = [&](models::TrainOptions& o) { o.resume = folder / "checkpoint1", o.steps = 6; };
-  const auto with_weights = [&](models::TrainOptions& o) { o.setup.weights = folder / "weights1"; };
-  const auto lossy = [](models::TrainOptions& o) {
+  const auto with_resume = [&](models::RunOptions& o) { o.resume = folder / "checkpoint1", o.steps = 6; };
+  const auto with_weights = [&](models::RunOptions& o) { o.setup.weights = folder / "weights1"; };
+  const auto lossy = [](models::RunOptions& o) {
     o.setup.packing.is_allowed = true;
     o.budget_bytes = 64 << 20;
   };
-  const auto three = [](models::TrainOptions& o) { o.setup.layout.zero = 3; };
-  const auto llama = [](models::TrainOptions& o) {
+  const auto three = [](models::RunOptions& o) { o.setup.layout.zero = 3; };
+  const auto llama = [](models::RunOptions& o) {
     o.setup.model = "tiny-llama", o.setup.sizes.key_heads = 2, o.setup.sizes.hidden = 64;
   };
-  const auto adapted = [&](models::TrainOptions& o) { with_weights(o), o.save.clear(), o.setup.lora.rank = 2; };
+  const auto adapted = [&](models::RunOptions& o) { with_weights(o), o.save.clear(), o.setup.lora.rank = 2; };
   const std::vector<Row> rows{
       {"model char-gpt and tiny-llama", [](auto& o) { o.setup.model = "tiny-llama"; }},
       {"`sequence` 16 and 8", [](auto& o) { o.setup.sizes.sequence = 8; }},
@@ -100,11 +100,11 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
       {"sum of `resume` ",
        [&](auto& o) {
          write_file_atomically(folder / "older", files_test::read_text_file(folder / "checkpoint1"));
-         models::TrainOptions longer = options_of(folder);
+         models::RunOptions longer = options_of(folder);
          longer.setup.layout.ranks = 1, longer.steps = 4, longer.save = folder / "older",
          longer.resume = folder / "older";
          longer.eval_batches = 0;
-         models::train(models::prepare_training(longer));
+         models::Engine(longer).run();
          o.resume = folder / "older";
        },
        with_resume},
@@ -142,13 +142,13 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
   };
   for (const Row& row : rows) {
     INFO(row.text);
-    models::TrainOptions first = options_of(folder);
+    models::RunOptions first = options_of(folder);
     if (row.on_all) row.on_all(first);
-    models::TrainOptions other = first;
+    models::RunOptions other = first;
     row.change(other);
     const auto texts = testing::by_rank(2, [&](dist::Communicator& ranks) -> std::string {
       try {
-        models::prepare_training(of_rank(ranks.rank() == 1 ? other : first, ranks));
+        models::Engine(of_rank(ranks.rank() == 1 ? other : first, ranks)).plan();
       } catch (const ValueError& error) {
         return error.what();
       }
@@ -175,11 +175,10 @@ TEST_CASE("ranks may differ in what changes no bit", "[dist]") {
   };
   std::string expected;
   for (const Change& change : rows) {
-    models::TrainOptions first = options_of(folder), other = first;
+    models::RunOptions first = options_of(folder), other = first;
     change(other);
-    dist::run_ranks(2, [&](dist::Communicator& ranks) {
-      models::train(models::prepare_training(of_rank(ranks.rank() == 1 ? other : first, ranks)));
-    });
+    dist::run_ranks(
+        2, [&](dist::Communicator& ranks) { models::Engine(of_rank(ranks.rank() == 1 ? other : first, ranks)).run(); });
     const std::string file = files_test::read_text_file(first.save);
     if (expected.empty()) expected = file;
     CHECK((file == expected));

@@ -147,7 +147,7 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
 
 TEST_CASE("context parallel: what is not done is refused", "[context_parallel]") {
   const auto why = [](const std::function<void(models::Setup&)>& change, std::int64_t sample = 0) -> std::string {
-    models::TrainOptions options;
+    models::RunOptions options;
     options.sample = sample;
     options.setup = setup_of({"char-gpt", 2, 1});
     options.setup.layout.ranks = 1;

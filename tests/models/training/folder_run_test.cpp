@@ -54,8 +54,8 @@ LlamaConfig unusual() {
   return config;
 }
 
-TrainOptions options_for(const std::string& data, std::int64_t steps) {
-  TrainOptions o;
+RunOptions options_for(const std::string& data, std::int64_t steps) {
+  RunOptions o;
   o.setup.model = "tiny-llama", o.setup.batch = 4, o.setup.sizes.sequence = 12;
   o.data = data, o.steps = steps, o.eval_batches = 2;
   return o;
@@ -71,37 +71,37 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
   const LlamaConfig config = unusual();
   save_llama(Llama(config, {}), path);
 
-  TrainOptions whole = options_for(data, 4);
+  RunOptions whole = options_for(data, 4);
   whole.setup.weights = path, whole.save_weights = folder / "own.safetensors";
-  const TrainReport of_whole = train(prepare_training(whole));
-  const PreparedTraining prepared = prepare_training(whole);
-  const ModelOptions& found = prepared.options.setup.sizes;
+  const TrainReport of_whole = Engine(whole).run();
+  Engine engine(whole);
+  const ModelOptions& found = engine.options().setup.sizes;
   CHECK((found.heads == 4 && found.key_heads == 2 && found.hidden == 64 && found.width == 32 && found.window == 5));
   CHECK(found.function.epsilon == 0.3);
   CHECK(found.function.rotary == RotaryPositions{50, config.scaling});
   CHECK(found.function.is_tied == false);
 
-  TrainOptions half = whole;
+  RunOptions half = whole;
   half.steps = 2, half.save = folder / "half.ckpt", half.save_weights.clear();
-  train(prepare_training(half));
+  Engine(half).run();
   // Only gives the model's name.
-  TrainOptions rest = options_for(data, 4);
+  RunOptions rest = options_for(data, 4);
   rest.setup.sizes = {};
   rest.setup.sizes.sequence = 12, rest.resume = half.save;
-  const TrainReport of_rest = train(prepare_training(rest));
+  const TrainReport of_rest = Engine(rest).run();
   CHECK(of_rest.loss_last == of_whole.loss_last);
   CHECK(of_rest.evaluation->loss == of_whole.evaluation->loss);
   // Another function of equal parameters is refused with both values.
-  TrainOptions other = rest;
+  RunOptions other = rest;
   other.setup.sizes.function = config.sizes.function;
   other.setup.sizes.function.rotary = RotaryPositions{50, config.scaling};
   other.setup.sizes.function.is_tied = false;
   other.setup.sizes.function.epsilon = 0.25;
-  CHECK(contains(refusal<Error>([&] { prepare_training(other); }),
+  CHECK(contains(refusal<Error>([&] { Engine(other).plan(); }),
                  "was trained with epsilon 0.3; expected the same function"));
   other = rest;
   other.setup.sizes.heads = 2;
-  CHECK(contains(refusal<Error>([&] { prepare_training(other); }), "`heads`"));
+  CHECK(contains(refusal<Error>([&] { Engine(other).plan(); }), "`heads`"));
 
   // Generation uses this function, from the checkpoint and from our weights file.
   for (const bool from_checkpoint : {false, true}) {
@@ -115,26 +115,26 @@ TEST_CASE("folder run: training, its checkpoint and its weights keep the folder'
     CHECK(contains(refusal<Error>([&] { prepare_generation(o); }), "`heads`: expected 4, as "));
   }
   // A run at rate 0 from our weights file measures the final loss of the run.
-  TrainOptions again = options_for(data, 1);
+  RunOptions again = options_for(data, 1);
   again.setup.weights = whole.save_weights, again.setup.optimizer.rate = 0, again.setup.optimizer.weight_decay = 0;
-  CHECK(train(prepare_training(again)).evaluation->loss == of_whole.evaluation->loss);
+  CHECK(Engine(again).run().evaluation->loss == of_whole.evaluation->loss);
 
   // The plan is for the folder's model, and the 8-bit form has its weights.
-  PlanOptions plan;
+  RunOptions plan;
   plan.setup = whole.setup, plan.data = data;
   const PlanReport report = make_plan(plan);
   CHECK((report.setup.sizes.window == 5 && report.setup.sizes.function == found.function));
-  CHECK(report.plan.peak_bytes == prepared.plan.peak_bytes);
+  CHECK(report.plan.peak_bytes == engine.plan().peak_bytes);
   LlamaConfig tied = config;
   tied.is_tied = true;
   save_llama(Llama(tied, {}), folder / "tied");
-  TrainOptions of_tied = options_for(data, 1);
+  RunOptions of_tied = options_for(data, 1);
   of_tied.setup.weights = folder / "tied", of_tied.setup.optimizer.rate = 0, of_tied.setup.optimizer.weight_decay = 0;
   of_tied.eval_batches = 0;
   QuantizeOptions quantized;
   quantized.setup = options_for(data, 1).setup;
   quantized.weights = of_tied.setup.weights, quantized.data = data, quantized.save = folder / "q8";
-  CHECK(quantize(quantized).loss_f32 == Approx(train(prepare_training(of_tied)).evaluation->loss).epsilon(1e-5));
+  CHECK(quantize(quantized).loss_f32 == Approx(Engine(of_tied).run().evaluation->loss).epsilon(1e-5));
   GenerateOptions o;
   o.shape.setup.model = "tiny-llama", o.shape.setup.batch = 1, o.shape.tokens = 3, o.prompt = "abc";
   o.weights = quantized.save;
@@ -148,23 +148,23 @@ TEST_CASE("folder run: weights of other characters are refused", "[models][confi
   const std::string data = folder / "data.txt", other = folder / "other.txt";
   files_test::write_text_file(data, text_of(characters, 2000));
   files_test::write_text_file(other, text_of("abcdefghiJ .\n", 2000));
-  TrainOptions o = options_for(data, 1);
+  RunOptions o = options_for(data, 1);
   o.setup.model = "char-gpt";
   o.setup.sizes = {.sequence = 12, .layers = 1, .heads = 4, .width = 16};
   o.save_weights = folder / "w.safetensors";
-  train(prepare_training(o));
-  TrainOptions next = options_for(other, 1);
+  Engine(o).run();
+  RunOptions next = options_for(other, 1);
   next.setup.model = "char-gpt", next.setup.weights = o.save_weights;
-  CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`weights`: expected the characters of the data, "));
+  CHECK(contains(refusal<Error>([&] { Engine(next).plan(); }), "`weights`: expected the characters of the data, "));
   next.data = data;
-  CHECK(prepare_training(next).options.setup.sizes.heads == 4);  // char-gpt's default is 6
-  TrainOptions one_name = next;
+  CHECK(Engine(next).options().setup.sizes.heads == 4);  // char-gpt's default is 6
+  RunOptions one_name = next;
   one_name.save = one_name.log = folder / "x";
-  CHECK(contains(refusal<Error>([&] { prepare_training(one_name); }), "`log`: expected a folder, got "));
+  CHECK(contains(refusal<Error>([&] { Engine(one_name).plan(); }), "`log`: expected a folder, got "));
   one_name.log.clear(), one_name.keep = 2, one_name.save_weights = folder / "x.step-4";
-  CHECK(contains(refusal<Error>([&] { prepare_training(one_name); }), "`save_weights`: expected another name, got "));
+  CHECK(contains(refusal<Error>([&] { Engine(one_name).plan(); }), "`save_weights`: expected another name, got "));
   next.setup.sizes.heads = 2;
-  CHECK(contains(refusal<Error>([&] { prepare_training(next); }), "`heads`: expected 4, as "));
+  CHECK(contains(refusal<Error>([&] { Engine(next).plan(); }), "`heads`: expected 4, as "));
 }
 
 TEST_CASE("folder run: BERT's older names and its heads for other tasks", "[models][config][quick]") {
@@ -222,7 +222,7 @@ struct Trained {
 
 Trained train_by_name(const std::string& folder) {
   // begin
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "char-gpt";  // any name of models::model_list()
   options.setup.sizes.width = 96;    // defaults to the model's
   options.data = "synthetic";        // or a path: see open_dataset
@@ -230,15 +230,14 @@ Trained train_by_name(const std::string& folder) {
   options.budget_bytes = static_cast<std::size_t>(parse_size("64 MiB"));
   options.save = folder + "/run";
   options.log = folder + "/curves";
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  std::printf("%zu bytes\n", prepared.plan.peak_bytes);  // before the first step; the arena will take exactly this
-  const models::TrainReport report =
-      models::train(prepared, [](const nn::Progress& p) { std::printf("loss %f\n", p.loss); });
+  models::Engine engine(options);
+  std::printf("%zu bytes\n", engine.plan().peak_bytes);  // before the first step; the arena will take exactly this
+  const models::TrainReport report = engine.run([](const nn::Progress& p) { std::printf("loss %f\n", p.loss); });
   options.resume = options.save;
   options.steps = 9;
-  const models::TrainReport rest = models::train(models::prepare_training(options));
+  const models::TrainReport rest = models::Engine(options).run();
   // end
-  return {prepared.plan.peak_bytes, report, rest};
+  return {engine.plan().peak_bytes, report, rest};
 }
 
 /// The lines of code between the two marks, without indentation.
@@ -287,12 +286,12 @@ TEST_CASE("named run: bytes are told before the first step, and a run goes on fr
   CHECK(trained.rest.differences().empty());
   CHECK(std::filesystem::exists(folder / "run"));
   CHECK_FALSE(std::filesystem::is_empty(folder / "curves"));
-  models::TrainOptions whole;
+  models::RunOptions whole;
   whole.setup.model = "char-gpt";
   whole.setup.sizes.width = 96;
   whole.data = "synthetic";
   whole.steps = 9;
-  const models::TrainReport report = models::train(models::prepare_training(whole));  // keeps everything
+  const models::TrainReport report = models::Engine(whole).run();  // keeps everything
   CHECK(report.loss_last == trained.rest.loss_last);
   CHECK(report.loss_first == trained.report.loss_first);
 }

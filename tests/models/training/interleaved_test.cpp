@@ -108,27 +108,27 @@ TEST_CASE("interleaved: each rank commits what was predicted, with a budget too"
 }
 
 TEST_CASE("interleaved: a budget has its blocks run again, each chunk by its own part of the plan", "[interleaved]") {
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup = setup_of(in_chunks({"char-gpt", 2, 1, 1, 0, 2}));
   options.setup.sizes.sequence = 256;
   options.data = "synthetic";
   for (int rank = 0; rank < 2; ++rank) {
     options.setup.layout.rank = rank;
     options.budget_bytes = 0;
-    const std::size_t free = models::prepare_training(options).plan.peak_bytes;
+    const std::size_t free = models::Engine(options).plan().peak_bytes;
     options.budget_bytes = 1;
     std::size_t least = 0;
     try {
-      models::prepare_training(options);
+      models::Engine(options).plan();
     } catch (const nn::BudgetError& error) {
       least = error.minimum_bytes();
     }
     INFO("rank " << rank << ": " << free << " bytes without a budget, " << least << " at least");
     CHECK(least < free * 3 / 4);
     options.budget_bytes = least;
-    const models::PreparedTraining prepared = models::prepare_training(options);
-    REQUIRE(prepared.plan.tape);
-    const TapePlan& tape = *prepared.plan.tape;
+    models::Engine engine(options);
+    REQUIRE(engine.plan().tape);
+    const TapePlan& tape = *engine.plan().tape;
     REQUIRE(tape.ends.size() == 2);
     CHECK(tape.ends.back() == tape.fates.size());
     const auto parts = split(tape, 2);
@@ -163,8 +163,8 @@ TEST_CASE("interleaved: a stage's pieces are listed as one model, and run by the
 }
 
 TEST_CASE("interleaved: what cannot be is refused", "[interleaved]") {
-  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
-    models::TrainOptions options;
+  const auto why = [](const std::function<void(models::RunOptions&)>& change) -> std::string {
+    models::RunOptions options;
     options.setup = setup_of(in_chunks({"char-gpt", 2}));
     options.data = "synthetic";
     change(options);

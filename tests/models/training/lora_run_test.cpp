@@ -26,8 +26,8 @@ using trained_test::train_as_predicted;
 
 namespace lora_run_test {
 
-models::TrainOptions options_of(const std::string& model, const std::string& base = "") {
-  models::TrainOptions options;
+models::RunOptions options_of(const std::string& model, const std::string& base = "") {
+  models::RunOptions options;
   options.setup.model = model;
   options.setup.batch = 4;
   options.setup.sizes.layers = 3, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -40,17 +40,16 @@ models::TrainOptions options_of(const std::string& model, const std::string& bas
 }
 
 /// A budget between the smallest plan and keeping everything.
-std::size_t some_budget(const models::TrainOptions& options) {
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  nn::Planner planner(models::training_program(prepared), cpu, nn::hardware("cpu"),
-                      models::planner_options(options.setup, cpu));
+std::size_t some_budget(const models::RunOptions& options) {
+  models::Engine engine(options);
+  nn::Planner planner(engine.runs(), cpu, nn::hardware("cpu"), models::planner_options(options.setup, cpu));
   CHECK(planner.smallest().peak_bytes < planner.keep_everything().peak_bytes);
   return planner.smallest().peak_bytes;
 }
 
 /// Saves the weights of a briefly trained model.
-std::string weights_of(const models::TrainOptions& like, const std::string& path) {
-  models::TrainOptions options = like;
+std::string weights_of(const models::RunOptions& like, const std::string& path) {
+  models::RunOptions options = like;
   options.setup.lora.rank = 0, options.setup.lora.base.clear(), options.setup.precision.dtype = DType::f32;
   options.setup.seed = 9, options.steps = 5, options.save_weights = path;
   trained_test::run(options);
@@ -65,7 +64,7 @@ TEST_CASE("lora runs: predicted and measured are one number, and a budget change
   for (const char* const model : {"char-gpt", "tiny-llama"}) {
     const std::string weights = weights_of(
         [&] {
-          models::TrainOptions like = options_of(model);
+          models::RunOptions like = options_of(model);
           like.setup.sizes.sequence = 64;
           return like;
         }(),
@@ -73,12 +72,12 @@ TEST_CASE("lora runs: predicted and measured are one number, and a budget change
     std::vector<std::vector<double>> losses;
     for (const char* const base : {"f32", "bf16", "int8", "nf4"}) {
       INFO(model << " " << base);
-      models::TrainOptions options = options_of(model, base);
+      models::RunOptions options = options_of(model, base);
       options.setup.batch = 16, options.setup.sizes.sequence = 64, options.steps = 7;
       options.setup.weights = weights, options.save = folder / "run";
       const Run plain = train_as_predicted(options);
       CHECK(plain.report.trained_parameters < plain.report.parameters / 2);
-      models::TrainOptions tight = options;
+      models::RunOptions tight = options;
       tight.budget_bytes = some_budget(options);
       const Run planned = train_as_predicted(tight);
       CHECK(planned.report.measured_peak_bytes <= tight.budget_bytes);
@@ -99,9 +98,9 @@ TEST_CASE("lora runs: predicted and measured are one number, and a budget change
 
 TEST_CASE("lora runs: with other techniques", "[lora]") {
   using namespace lora_run_test;
-  const models::TrainOptions plain = options_of("tiny-llama", "nf4");
-  const auto runs = [&](const std::function<void(models::TrainOptions&)>& change) {
-    models::TrainOptions options = plain;
+  const models::RunOptions plain = options_of("tiny-llama", "nf4");
+  const auto runs = [&](const std::function<void(models::RunOptions&)>& change) {
+    models::RunOptions options = plain;
     change(options);
     return train_as_predicted(options).losses;
   };
@@ -115,11 +114,11 @@ TEST_CASE("lora runs: with other techniques", "[lora]") {
   CHECK(runs([](auto& o) { o.setup.lora.dropout = 0.2; }) != expected);
   CHECK(runs([](auto& o) { o.setup.lora.targets = {"q_proj", "v_proj"}; }) != expected);
   CHECK(runs([](auto& o) { o.setup.precision.dtype = DType::f32; }) != expected);  // the base decodes to f32
-  models::TrainOptions image = plain;
+  models::RunOptions image = plain;
   image.setup.model = "vit-b16";
   image.setup.sizes = {.image = 32, .channels = 3, .classes = 10, .layers = 2, .heads = 4, .width = 64};
   CHECK(train_as_predicted(image).losses.size() == 12);
-  models::TrainOptions masked = plain;
+  models::RunOptions masked = plain;
   masked.setup.model = "bert-base";
   masked.setup.sizes = {.vocabulary = 60, .sequence = 32, .layers = 2, .heads = 4, .width = 64};
   CHECK(train_as_predicted(masked).losses.size() == 12);
@@ -130,16 +129,16 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
   const files_test::TemporaryFolder folder;
   for (const char* const base : {"", "nf4"}) {
     INFO(base);
-    models::TrainOptions whole = options_of("char-gpt", base);
+    models::RunOptions whole = options_of("char-gpt", base);
     whole.setup.weights = weights_of(whole, folder / "weights");
     whole.setup.lora.dropout = 0.1;
     whole.save = folder / "whole";
-    models::TrainOptions first = whole;
+    models::RunOptions first = whole;
     whole.save_adapters = folder / "adapters";
     const Run expected = train_as_predicted(whole);
     first.save = folder / "first", first.save_every = 6, first.keep = 3;
     trained_test::run(first);
-    models::TrainOptions rest = whole;
+    models::RunOptions rest = whole;
     rest.resume = folder / "first.step-6";
     rest.save = folder / "rest";
     const Run run = train_as_predicted(rest);
@@ -153,10 +152,10 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
     CHECK(adapters.header().find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight") != nullptr);
     CHECK(adapters.header().tensors.size() == 3 * 4 * 2);
     // A resumed run refuses another base and other adapters.
-    const auto refuses = [&](const std::function<void(models::TrainOptions&)>& change, const std::string& text) {
-      models::TrainOptions other = rest;
+    const auto refuses = [&](const std::function<void(models::RunOptions&)>& change, const std::string& text) {
+      models::RunOptions other = rest;
       change(other);
-      CHECK_THROWS_WITH(models::prepare_training(other), Catch::Contains(text));
+      CHECK_THROWS_WITH(models::Engine(other).plan(), Catch::Contains(text));
     };
     refuses([](auto& o) { o.setup.lora.rank = 3; }, "was trained with `lora_rank` 4");
     refuses([](auto& o) { o.setup.lora.alpha = 9; }, "was trained without `lora_alpha`");
@@ -174,9 +173,9 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
 TEST_CASE("lora runs: weights are what training begins with, whole or adapted", "[lora]") {
   using namespace lora_run_test;
   const files_test::TemporaryFolder folder;
-  models::TrainOptions source = options_of("char-gpt");
+  models::RunOptions source = options_of("char-gpt");
   const std::string weights = weights_of(source, folder / "weights");
-  models::TrainOptions whole = source;
+  models::RunOptions whole = source;
   whole.setup.lora.rank = 0;
   whole.setup.weights = weights;
   source.setup.weights = weights;
@@ -187,20 +186,20 @@ TEST_CASE("lora runs: weights are what training begins with, whole or adapted", 
   whole.setup.weights.clear();
   CHECK(train_as_predicted(whole).losses[0] != all.losses[0]);
   // A file of another model, then no file.
-  models::TrainOptions other = options_of("tiny-llama");
+  models::RunOptions other = options_of("tiny-llama");
   other.setup.weights = weights;
-  CHECK_THROWS_AS(models::prepare_training(other), ValueError);
+  CHECK_THROWS_AS(models::Engine(other).plan(), ValueError);
   source.setup.weights = folder / "nowhere";
-  CHECK_THROWS_AS(models::prepare_training(source), FileError);
+  CHECK_THROWS_AS(models::Engine(source).plan(), FileError);
 }
 
 TEST_CASE("lora runs: what does not go together is refused", "[lora]") {
   using namespace lora_run_test;
-  const auto refuses = [](const std::function<void(models::TrainOptions&)>& change, const std::string& text) {
-    models::TrainOptions options = options_of("char-gpt", "nf4");
+  const auto refuses = [](const std::function<void(models::RunOptions&)>& change, const std::string& text) {
+    models::RunOptions options = options_of("char-gpt", "nf4");
     change(options);
     INFO(text);
-    CHECK_THROWS_WITH(models::prepare_training(options), Catch::Contains(text));
+    CHECK_THROWS_WITH(models::Engine(options).plan(), Catch::Contains(text));
   };
   refuses([](auto& o) { o.setup.lora.rank = 0; }, "`base`: needs `lora_rank`");
   refuses([](auto& o) { o.setup.lora.rank = -1; }, "`lora_rank`: expected at least 1, or 0 for no adapters, got -1");
@@ -221,17 +220,17 @@ TEST_CASE("lora runs: ranks share a batch, with the bits of one that has it all"
   const files_test::TemporaryFolder folder;
   for (const int zero : {0, 2}) {
     INFO("stage " << zero);
-    models::TrainOptions two = options_of("char-gpt", "nf4");
+    models::RunOptions two = options_of("char-gpt", "nf4");
     two.setup.layout.ranks = 2, two.setup.layout.zero = zero;
     two.save = folder / "two";
     dist::run_ranks(2, [&](dist::Communicator& ranks) {
-      models::TrainOptions own = two;
+      models::RunOptions own = two;
       own.ranks = &ranks;
       own.setup.layout.rank = ranks.rank();
-      const models::TrainReport report = models::train(models::prepare_training(own));
+      const models::TrainReport report = models::Engine(own).run();
       if (!report.differences().empty()) throw ValueError(report.differences());
     });
-    models::TrainOptions one = options_of("char-gpt", "nf4");
+    models::RunOptions one = options_of("char-gpt", "nf4");
     one.setup.micro_batches = 2;
     one.save = folder / "one";
     train_as_predicted(one);
@@ -245,7 +244,7 @@ TEST_CASE("lora runs: ranks share a batch, with the bits of one that has it all"
 }
 
 TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[lora]") {
-  models::PlanOptions options;
+  models::RunOptions options;
   options.setup.model = "llama-3-70b", options.setup.batch = 1, options.setup.sizes.sequence = 512;
   options.setup.sizes.layers = 5, options.setup.lora.rank = 16;
   models::set_base(options.setup, "nf4");
@@ -265,12 +264,12 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
   const files_test::TemporaryFolder folder;
   for (const char* const model : {"char-gpt", "tiny-llama"}) {
     INFO(model);
-    models::TrainOptions first = options_of(model);
+    models::RunOptions first = options_of(model);
     first.setup.lora.alpha = 8, first.setup.lora.dropout = 0.1;
     first.setup.lora.targets = {std::string(model) == "char-gpt" ? "c_attn" : "q_proj"};
     first.save_adapters = folder / (std::string(model) + "-first");
     train_as_predicted(first);
-    models::TrainOptions next = options_of(model);
+    models::RunOptions next = options_of(model);
     next.setup.lora.rank = 0;
     models::set_adapters(next.setup, first.save_adapters);
     CHECK(next.setup.lora.rank == 4);
@@ -284,7 +283,7 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
       return files_test::read_text_file(at + "/adapter_model.safetensors");
     };
     CHECK(tensors(next.save_adapters) == tensors(first.save_adapters));  // at a rate of 0
-    models::TrainOptions drawn = first;
+    models::RunOptions drawn = first;
     drawn.steps = 1, drawn.setup.optimizer.rate = 0, drawn.save_adapters = folder / (std::string(model) + "-drawn");
     CHECK(train_as_predicted(drawn).losses != same.losses);
     // A coded base needs the predicted bytes, and a budget does not change its bits.
@@ -300,39 +299,38 @@ TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") 
 TEST_CASE("lora runs: a folder of adapters that does not fit", "[lora]") {
   using namespace lora_run_test;
   const files_test::TemporaryFolder folder;
-  models::TrainOptions first = options_of("tiny-llama");
+  models::RunOptions first = options_of("tiny-llama");
   first.steps = 1, first.save_adapters = folder / "adapters";
   train_as_predicted(first);
   const auto message = [&](auto&& change) -> std::string {
-    models::TrainOptions next = options_of("tiny-llama");
+    models::RunOptions next = options_of("tiny-llama");
     next.setup.lora.rank = 0;
     try {
       change(next);
-      models::prepare_training(next);
+      models::Engine(next).plan();
       return "nothing was thrown";
     } catch (const Error& error) {
       return error.what();
     }
   };
-  const auto begin_with = [&](models::TrainOptions& o) { models::set_adapters(o.setup, first.save_adapters); };
+  const auto begin_with = [&](models::RunOptions& o) { models::set_adapters(o.setup, first.save_adapters); };
   CHECK(message(begin_with) == "nothing was thrown");
   const auto contains = [](const std::string& text, const char* part) {
     INFO(text);
     CHECK(files_test::contains(text, part));
     return files_test::contains(text, part);
   };
-  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora.rank = 2, begin_with(o); }),
+  CHECK(contains(message([&](models::RunOptions& o) { o.setup.lora.rank = 2, begin_with(o); }),
                  "`adapters`: not with `lora_rank`"));
-  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora.targets = {"q_proj"}, begin_with(o); }),
+  CHECK(contains(message([&](models::RunOptions& o) { o.setup.lora.targets = {"q_proj"}, begin_with(o); }),
                  "`adapters`: not with `lora_targets`"));
-  CHECK(
-      contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.lora.rank = 2; }), "r 4 and lora_alpha"));
-  CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.layers = 2; }),
+  CHECK(contains(message([&](models::RunOptions& o) { begin_with(o), o.setup.lora.rank = 2; }), "r 4 and lora_alpha"));
+  CHECK(contains(message([&](models::RunOptions& o) { begin_with(o), o.setup.sizes.layers = 2; }),
                  "target 'model.layers.2."));
-  CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.width = 32; }),
+  CHECK(contains(message([&](models::RunOptions& o) { begin_with(o), o.setup.sizes.width = 32; }),
                  "the module needs (4, 32)"));
   CHECK(contains(
-      message([&](models::TrainOptions& o) { begin_with(o), o.setup.model = "char-gpt", o.setup.sizes.key_heads = 0; }),
+      message([&](models::RunOptions& o) { begin_with(o), o.setup.model = "char-gpt", o.setup.sizes.key_heads = 0; }),
       "means no linear layer"));
-  CHECK(contains(message([&](models::TrainOptions& o) { models::set_adapters(o.setup, folder / "none"); }), "none"));
+  CHECK(contains(message([&](models::RunOptions& o) { models::set_adapters(o.setup, folder / "none"); }), "none"));
 }

@@ -22,8 +22,8 @@ using trained_test::train_as_predicted;
 
 namespace {
 
-models::TrainOptions options_of(const std::string& model) {
-  models::TrainOptions options;
+models::RunOptions options_of(const std::string& model) {
+  models::RunOptions options;
   options.setup.model = model;
   options.setup.batch = 4;
   if (model == "char-gpt") {
@@ -40,26 +40,25 @@ models::TrainOptions options_of(const std::string& model) {
   return options;
 }
 
-models::TrainOptions away(models::TrainOptions options) {
+models::RunOptions away(models::RunOptions options) {
   options.setup.offload.to = offload_test::disk_folder();
   options.setup.offload.parameters = true;
   return options;
 }
 
 /// The smallest budget for training with these options.
-std::size_t smallest_budget(const models::TrainOptions& options) {
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu"),
-                     models::planner_options(options.setup, cpu))
+std::size_t smallest_budget(const models::RunOptions& options) {
+  models::Engine engine(options);
+  return nn::Planner(engine.runs(), cpu, nn::hardware("cpu"), models::planner_options(options.setup, cpu))
       .smallest()
       .peak_bytes;
 }
 
 /// Trains with and without offloaded parameters and compares losses, evaluations and checkpoints.
-void check_bits(const std::string& name, const models::TrainOptions& options) {
+void check_bits(const std::string& name, const models::RunOptions& options) {
   INFO(name);
   const files_test::TemporaryFolder folder;
-  models::TrainOptions here = options, gone = away(options);
+  models::RunOptions here = options, gone = away(options);
   here.setup.offload.read_ahead = 1;
   here.save = folder / "here", gone.save = folder / "away";
   const Run plain = train_as_predicted(here), other = train_as_predicted(gone);
@@ -76,13 +75,13 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
           "[store][slow]") {
   const std::string disk = offload_test::disk_folder();
   if (disk.empty()) return;
-  models::TrainOptions options = options_of("char-gpt");
+  models::RunOptions options = options_of("char-gpt");
   options.setup.sizes.width = 256;  // so that parameters and their state are most of the bytes
   const Run plain = train_as_predicted(options);
-  models::TrainOptions small = options;
+  models::RunOptions small = options;
   small.budget_bytes = std::size_t{1} << 20;
   try {
-    models::prepare_training(small);
+    models::Engine(small).plan();
     FAIL("the budget was enough");
   } catch (const nn::BudgetError& error) {
     small.budget_bytes = error.minimum_bytes() - 1;  // so that techniques are offered
@@ -95,7 +94,7 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
   for (const nn::LeverPrice& offer : models::offer_techniques(choices, options.setup).fitting) {
     if (!files_test::contains(offer.options, "`offload` FOLDER `")) continue;
     INFO(offer.options);
-    models::TrainOptions one = options;
+    models::RunOptions one = options;
     one.setup.offload.to = disk;
     one.setup.offload.parameters = files_test::contains(offer.options, "`offloads_parameters`");
     one.setup.offload.gradients = files_test::contains(offer.options, "`offloads_gradients`");
@@ -119,18 +118,18 @@ TEST_CASE("parameters away: what a refusal offers trains within its budget, with
 TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
   if (offload_test::disk_folder().empty()) return;
   for (const char* const model : {"mlp", "char-gpt", "resnet18"}) {
-    models::TrainOptions options = options_of(model);
+    models::RunOptions options = options_of(model);
     check_bits(model, options);
-    models::TrainOptions parts = options;
+    models::RunOptions parts = options;
     parts.setup.micro_batches = 2;
     parts.setup.optimizer.clip_norm = 0.1;
     check_bits(std::string(model) + ", micro-batches, clipped", parts);
     for (const int units : {0, 2}) {
-      models::TrainOptions ahead = options;
+      models::RunOptions ahead = options;
       ahead.setup.offload.read_ahead = units;
       check_bits(std::string(model) + ", units read ahead: " + std::to_string(units), ahead);
     }
-    models::TrainOptions masters = options;
+    models::RunOptions masters = options;
     models::set_precision(masters.setup, "O2");
     check_bits(std::string(model) + ", masters", masters);
   }
@@ -140,13 +139,13 @@ TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[st
   const std::string disk = offload_test::disk_folder();
   if (disk.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
-    models::TrainOptions options = options_of(model);
+    models::RunOptions options = options_of(model);
     options.setup.optimizer.clip_norm = 0;
     const Run plain = train_as_predicted(options);
-    models::TrainOptions alone = away(options), fused = alone, all = alone;
+    models::RunOptions alone = away(options), fused = alone, all = alone;
     fused.setup.fuses_optimizer = true;
     all.setup.offload.optimizer = all.setup.offload.gradients = true;
-    for (models::TrainOptions one : {alone, fused, all}) {
+    for (models::RunOptions one : {alone, fused, all}) {
       one.budget_bytes = smallest_budget(one);
       const Run run = train_as_predicted(one);
       CHECK(run.losses == plain.losses);
@@ -161,11 +160,11 @@ TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[st
 TEST_CASE("parameters away: a run goes on from a checkpoint, either way", "[store]") {
   if (offload_test::disk_folder().empty()) return;
   const files_test::TemporaryFolder folder;
-  models::TrainOptions whole = options_of("char-gpt");
+  models::RunOptions whole = options_of("char-gpt");
   const Run expected = train_as_predicted(whole);
   for (const bool begins_away : {false, true}) {
     INFO("begins away " << begins_away);
-    models::TrainOptions first = begins_away ? away(whole) : whole, second = begins_away ? whole : away(whole);
+    models::RunOptions first = begins_away ? away(whole) : whole, second = begins_away ? whole : away(whole);
     first.steps = 12;
     first.save = folder / "checkpoint";
     train_as_predicted(first);
@@ -178,39 +177,38 @@ TEST_CASE("parameters away: a run goes on from a checkpoint, either way", "[stor
 
 TEST_CASE("parameters away: a model trains whose parameters alone exceed the budget", "[store]") {
   if (offload_test::disk_folder().empty()) return;
-  models::TrainOptions options = options_of("mlp");
+  models::RunOptions options = options_of("mlp");
   options.setup.sizes.width = 1024, options.setup.sizes.layers = 8;
   options.setup.optimizer.name = "sgd";
   options.setup.batch = 1;
   options.steps = 3, options.eval_every = 0;
   const Run plain = train_as_predicted(options);
   const auto parameter_bytes = static_cast<std::size_t>(plain.report.parameters) * 4;
-  models::TrainOptions small = away(options);
+  models::RunOptions small = away(options);
   small.setup.fuses_optimizer = true;
-  const std::size_t needed = models::prepare_training(small).plan.peak_bytes;
+  const std::size_t needed = models::Engine(small).plan().peak_bytes;
   small.budget_bytes = needed;
   CHECK(small.budget_bytes < parameter_bytes);
   const Run run = train_as_predicted(small);
   CHECK(run.losses == plain.losses);
   CHECK(run.report.measured_peak_bytes <= small.budget_bytes);
   // Without it nothing fits, and the refusal names it.
-  models::TrainOptions refused = options;
-  refused.budget_bytes = models::prepare_training(away(options)).plan.peak_bytes;
+  models::RunOptions refused = options;
+  refused.budget_bytes = models::Engine(away(options)).plan().peak_bytes;
   const std::string message = trained_test::refusal(refused);
   CHECK(files_test::contains(message, "with `offload` FOLDER `offloads_parameters`"));
 }
 
 TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
-  models::TrainOptions options = options_of("mlp");
+  models::RunOptions options = options_of("mlp");
   options.setup.offload.parameters = true;
   CHECK(files_test::contains(trained_test::refusal(options), "`offloads_parameters`: needs `offload` FOLDER"));
-  models::TrainOptions here = options_of("mlp");
+  models::RunOptions here = options_of("mlp");
   here.setup.offload.read_ahead = 2;
   CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: needs parameters that are away"));
   here.setup.offload.read_ahead = -1;
   CHECK(files_test::contains(trained_test::refusal(here), "`read_ahead`: expected 0 or more, got -1"));
-  models::PlanOptions plan;
+  models::RunOptions plan;
   plan.setup = options.setup;
-  plan.is_inference = true;
-  CHECK_THROWS_AS(models::make_plan(plan), ValueError);
+  CHECK_THROWS_AS(models::make_plan(plan, {.is_inference = true}), ValueError);
 }

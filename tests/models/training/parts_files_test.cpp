@@ -251,11 +251,11 @@ TEST_CASE("parts in files: a checkpoint that cannot be written is said on all ra
 
 TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") {
   const TemporaryFolder folder;
-  const auto refusal = [&](const std::function<void(models::TrainOptions&)>& change) {
-    models::TrainOptions options = options_of("char-gpt", {2, 1});
+  const auto refusal = [&](const std::function<void(models::RunOptions&)>& change) {
+    models::RunOptions options = options_of("char-gpt", {2, 1});
     options.steps = 4;
     change(options);
-    return why([&] { models::prepare_training(options); });
+    return why([&] { models::Engine(options).plan(); });
   };
   CHECK(refusal([](auto& o) { o.sample = 5; }) == "ValueError `tp`: 2 with `sample`; expected `tp` 1, or `sample` 0");
   const std::string allowed = " is not cut as parameters are; expected sgd, momentum, adam or adamw, with `state` f32";

@@ -37,7 +37,7 @@ TEST_CASE("parts in runs: a run that stops in one layout goes on in another with
   const TemporaryFolder folder;
   const std::string model = GENERATE("char-gpt", "tiny-llama");
   const Layout before = GENERATE(Layout{2, 1}, Layout{2, 2}, Layout{2, 4, 3});
-  models::TrainOptions options = options_of(model, {2, 1});
+  models::RunOptions options = options_of(model, {2, 1});
   options.steps = 4;
   options.save = folder / "whole";
   check_bytes(testing::train(options), {2, 1});
@@ -65,7 +65,7 @@ TEST_CASE("parts in runs: each rank commits what was predicted, saving between s
                                  Layout{2, 4, 2}, Layout{2, 4, 3});
   const std::string model = GENERATE("char-gpt", "tiny-llama");
   INFO(model << ", " << layout.text() << (has_budget ? ", budget" : ""));
-  models::TrainOptions options = options_of(model, layout);
+  models::RunOptions options = options_of(model, layout);
   options.steps = 2;
   options.save = folder / "first";
   check_bytes(testing::train(options), layout);
@@ -89,7 +89,7 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
   const TemporaryFolder folder;
   const std::string model = GENERATE("char-gpt", "tiny-llama", "vit-b16");
   const Layout from = GENERATE(Layout{1, 1}, Layout{2, 1}, Layout{2, 4, 3});
-  models::TrainOptions options = options_of(model, from);
+  models::RunOptions options = options_of(model, from);
   options.steps = 2;
   options.save_weights = folder / "weights";
   check_bytes(testing::train(options), from);
@@ -115,7 +115,7 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
     });
     const SafetensorsReader first(folder / "weights"), again(folder / "again");
     CHECK(first.header().tensors == again.header().tensors);  // including checksums
-    models::TrainOptions more = options_of(model, to);
+    models::RunOptions more = options_of(model, to);
     more.setup.weights = folder / "weights";
     more.steps = 1;
     const models::TrainReport report = testing::train(more);
@@ -127,16 +127,16 @@ TEST_CASE("parts in runs: weights of any layout begin a run of any other", "[par
 
 TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts_runs]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = options_of("char-gpt", {2, 1});
+  models::RunOptions options = options_of("char-gpt", {2, 1});
   options.steps = 2;
   options.save = folder / "two";
   testing::train(options);
   for (const int tp : {1, 2, 4}) {
-    models::TrainOptions more = options_of("char-gpt", {tp, 1});
+    models::RunOptions more = options_of("char-gpt", {tp, 1});
     more.steps = 3;
     more.resume = options.save;
-    const models::PreparedTraining prepared = models::prepare_training(more);
-    CHECK(prepared.recipe_change == (tp == 2 ? "" : "`tp` 2 -> " + std::to_string(tp)));
+    models::Engine engine(more);
+    CHECK(engine.recipe_change() == (tp == 2 ? "" : "`tp` 2 -> " + std::to_string(tp)));
   }
   options = options_of("char-gpt", {1, 1});
   options.steps = 2;
@@ -145,11 +145,11 @@ TEST_CASE("parts in runs: another number of parts is said, and allowed", "[parts
   options.setup.layout.tp = 4;
   options.steps = 3;
   options.resume = folder / "one";
-  CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4");
+  CHECK(models::Engine(options).recipe_change() == "`tp` 1 -> 4");
   options.setup.layout.sequence_parallel = true;
-  CHECK(models::prepare_training(options).recipe_change == "`tp` 1 -> 4, `sequence_parallel` off -> on");
+  CHECK(models::Engine(options).recipe_change() == "`tp` 1 -> 4, `sequence_parallel` off -> on");
   // One rank with all stages sums a tied table as several stages do.
   options.setup.layout.tp = 1, options.setup.layout.sequence_parallel = false;
   options.setup.layout.pp = 2;
-  CHECK(models::prepare_training(options).recipe_change == "`pp` 1 -> 2");
+  CHECK(models::Engine(options).recipe_change() == "`pp` 1 -> 2");
 }

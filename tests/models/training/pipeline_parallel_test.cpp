@@ -198,8 +198,8 @@ TEST_CASE("pipeline: parts of a team are alike, but for the rank that writes fil
 }
 
 TEST_CASE("pipeline: what stages cannot do is refused", "[pipeline_parallel]") {
-  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
-    models::TrainOptions options;
+  const auto why = [](const std::function<void(models::RunOptions&)>& change) -> std::string {
+    models::RunOptions options;
     options.setup = setup_of({"char-gpt", 2});
     options.data = "synthetic";
     change(options);

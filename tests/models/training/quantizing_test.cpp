@@ -59,17 +59,16 @@ TEST_CASE("quantize: a net of convolutions, its file and its bytes", "[quant]") 
   const SafetensorsReader file(folder / "int8");
   CHECK(file.header().metadata.at("model") == "resnet18");
 
-  models::PlanOptions plan;
-  plan.setup = options.setup, plan.setup.sizes = sizes, plan.is_inference = plan.is_int8 = true;
-  CHECK(models::make_plan(plan).plan.peak_bytes == report.predicted_peak_bytes);
-  plan.is_int8 = false;
-  CHECK(models::make_plan(plan).plan.peak_bytes > 3 * report.predicted_peak_bytes);
+  models::RunOptions plan;
+  plan.setup = options.setup, plan.setup.sizes = sizes;
+  const models::PlanRequest in_codes{.is_inference = true, .is_int8 = true};
+  CHECK(models::make_plan(plan, in_codes).plan.peak_bytes == report.predicted_peak_bytes);
+  CHECK(models::make_plan(plan, {.is_inference = true}).plan.peak_bytes > 3 * report.predicted_peak_bytes);
 
-  plan.is_int8 = true;
   const auto refuses = [&](const std::function<void(models::Setup&)>& change, const std::string& text) {
-    models::PlanOptions other = plan;
+    models::RunOptions other = plan;
     change(other.setup);
-    CHECK_THROWS_WITH(models::make_plan(other), "`is_int8`: not with " + text);
+    CHECK_THROWS_WITH(models::make_plan(other, in_codes), "`is_int8`: not with " + text);
   };
   refuses([](auto& s) { s.model = "char-gpt", s.sizes = {.feed_forward = models::FeedForward::tiled}; },
           "`feed_forward` tiled, whose products have no codes; expected full");

@@ -39,8 +39,8 @@ struct Row {
   }
 };
 
-models::TrainOptions options_of(const Row& row) {
-  models::TrainOptions options;
+models::RunOptions options_of(const Row& row) {
+  models::RunOptions options;
   options.setup.model = row.model;
   models::ModelOptions& sizes = options.setup.sizes;
   if (row.model == "char-gpt" || row.model == "bert-base") {
@@ -59,7 +59,7 @@ models::TrainOptions options_of(const Row& row) {
 }
 
 /// The same training on one rank.
-models::TrainOptions alone(models::TrainOptions options) {
+models::RunOptions alone(models::RunOptions options) {
   options.setup.micro_batches *= options.setup.layout.ranks;
   options.setup.layout.ranks = 1, options.setup.layout.zero = 0, options.setup.offload.read_ahead = 1;
   options.budget_bytes = 0;
@@ -68,11 +68,11 @@ models::TrainOptions alone(models::TrainOptions options) {
 
 void check_row(const Row& row, const TemporaryFolder& folder) {
   INFO(row.text());
-  models::TrainOptions options = options_of(row);
+  models::RunOptions options = options_of(row);
   if (row.has_budget) options.budget_bytes = testing::least_budget(options);
   options.save = folder / "ranks", options.save_every = row.save_every;
   const models::TrainReport report = train(options);
-  models::TrainOptions one = alone(options);
+  models::RunOptions one = alone(options);
   one.save = folder / "one";
   const models::TrainReport expected = train(one);
   CHECK((files_test::read_text_file(options.save) == files_test::read_text_file(one.save)));
@@ -130,7 +130,7 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   const TemporaryFolder folder;
   const std::string optimizer = GENERATE("adamw", "adamw8", "adafactor");
   const Row row{"char-gpt", 4, optimizer == "adafactor" ? 1 : 3, 1, "", optimizer};
-  models::TrainOptions options = options_of(row);
+  models::RunOptions options = options_of(row);
   options.setup.sizes.width = 96;     // parameters span several grains, split over ranks
   options.setup.sizes.sequence = 87;  // 8,352 numbers of positions, which end within 256 that share a scale
   options.setup.batch = 8;
@@ -158,11 +158,11 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
 
 TEST_CASE("ranks: weights and a text are those of one", "[ranks]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = options_of({"char-gpt", 3, 3});
+  models::RunOptions options = options_of({"char-gpt", 3, 3});
   options.sample = 20;
   options.save_weights = folder / "ranks";
   const models::TrainReport report = train(options);
-  models::TrainOptions one = alone(options);
+  models::RunOptions one = alone(options);
   one.save_weights = folder / "one";
   const models::TrainReport expected = train(one);
   CHECK((files_test::read_text_file(folder / "ranks") == files_test::read_text_file(folder / "one")));
@@ -173,7 +173,7 @@ TEST_CASE("ranks: weights and a text are those of one", "[ranks]") {
 
 TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes on on all", "[ranks]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = options_of({"char-gpt", 3, 2});
+  models::RunOptions options = options_of({"char-gpt", 3, 2});
   options.steps = 4;
   options.save_every = 2;
   std::filesystem::create_directory(folder / "gone");
@@ -182,16 +182,16 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
   std::string failure;
   try {
     dist::run_ranks(3, [&](dist::Communicator& ranks) {
-      models::TrainOptions own = options;
+      models::RunOptions own = options;
       own.ranks = &ranks;
       own.setup.layout.rank = ranks.rank();
-      const models::PreparedTraining prepared = models::prepare_training(own);
+      models::Engine engine(own);
       ranks.barrier();
       if (ranks.rank() == 0) std::filesystem::remove_all(folder / "gone");
       ranks.barrier();
       nn::TrainControl control;
       control.say = [&](const std::string& text) { said[static_cast<std::size_t>(ranks.rank())].push_back(text); };
-      models::train(prepared, {}, {}, control);
+      engine.run({}, {}, control);
     });
   } catch (const Error& error) {
     failure = error.what();
@@ -207,14 +207,14 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
 
 TEST_CASE("ranks: a state that holds an infinity ends training on all, and is not written", "[ranks]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = options_of({"char-gpt", 3, 1});
+  models::RunOptions options = options_of({"char-gpt", 3, 1});
   options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 1e39, options.setup.optimizer.clip_norm = 0;
   options.save = folder / "file", options.save_every = 1;
   dist::run_ranks(3, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
+    models::RunOptions own = options;
     own.ranks = &ranks;
     own.setup.layout.rank = ranks.rank();
-    const models::TrainReport report = models::train(models::prepare_training(own));
+    const models::TrainReport report = models::Engine(own).run();
     const bool is_told = report.end == nn::TrainEnd::diverged && report.steps == 1 &&
                          files_test::contains(report.end_text, "holds a NaN or an infinity");
     if (!is_told) throw ValueError("ended otherwise: " + report.end_text);
@@ -224,45 +224,45 @@ TEST_CASE("ranks: a state that holds an infinity ends training on all, and is no
 
 TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ranks]") {
   const TemporaryFolder folder;
-  models::TrainOptions options = options_of({"char-gpt", 3, 2});
+  models::RunOptions options = options_of({"char-gpt", 3, 2});
   options.save = folder / "stopped";
   const auto reports = testing::by_rank(3, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
+    models::RunOptions own = options;
     own.ranks = &ranks;
     own.setup.layout.rank = ranks.rank();
     nn::TrainControl control;
     if (ranks.rank() == 1) {
       control.wish = [steps = 0]() mutable { return ++steps == 2 ? nn::Wish::stop : nn::Wish::go_on; };
     }
-    return models::train(models::prepare_training(own), {}, {}, control);
+    return models::Engine(own).run({}, {}, control);
   });
   for (const models::TrainReport& report : reports) {
     CHECK(report.end == nn::TrainEnd::stopped);
     CHECK(report.steps == 2);
   }
   const models::TrainReport rest = [&] {
-    models::TrainOptions goes_on = options;
+    models::RunOptions goes_on = options;
     goes_on.resume = options.save;
     goes_on.save = folder / "rest";
     return train(goes_on);
   }();
   CHECK(rest.first_step == 2);
-  models::TrainOptions one = alone(options);
+  models::RunOptions one = alone(options);
   one.save = folder / "one";
   train(one);
   CHECK((files_test::read_text_file(folder / "rest") == files_test::read_text_file(folder / "one")));
 }
 
 TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
-  const auto refusal = [](const models::TrainOptions& options) -> std::string {
+  const auto refusal = [](const models::RunOptions& options) -> std::string {
     try {
-      models::prepare_training(options);
+      models::Engine(options).plan();
     } catch (const Error& error) {
       return error.what();
     }
     return "";
   };
-  models::TrainOptions options = options_of({"char-gpt", 5, 0});
+  models::RunOptions options = options_of({"char-gpt", 5, 0});
   CHECK(refusal(options) == "`ranks`: 5 do not divide `batch` 12; expected a multiple of 5");
   options = options_of({"char-gpt", 4, 0, 2});
   CHECK(refusal(options) ==
@@ -287,6 +287,6 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   CHECK(refusal(options) == "`zero`: stage 3 shards parameters, and adafactor needs whole ones; expected 0 to 2");
   // A real run needs a communicator for these ranks.
   options = options_of({"char-gpt", 2, 0});
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  CHECK_THROWS_AS(models::train(prepared), ValueError);
+  models::Engine engine(options);
+  CHECK_THROWS_AS(engine.run(), ValueError);
 }

@@ -31,14 +31,14 @@ using files_test::contains;
 using files_test::read_text_file;
 using files_test::TemporaryFolder;
 using files_test::write_text_file;
-using models::TrainOptions;
+using models::RunOptions;
 using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 namespace fs = std::filesystem;
 
-TrainOptions tiny(const TemporaryFolder& folder) {
-  TrainOptions options;
+RunOptions tiny(const TemporaryFolder& folder) {
+  RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -83,7 +83,7 @@ using namespace reliability_test;
 
 TEST_CASE("reliability: training that diverges stops at once and keeps the last good checkpoint", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 1e20, options.setup.optimizer.clip_norm = 0;
   options.steps = 50, options.save_every = 1, options.save_weights = folder / "w";
   options.schedule = "cosine", options.warmup = 20;  // the first steps are small
@@ -103,7 +103,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
   for (const std::int64_t keep : {1, 3}) {
     for (const bool is_link : {false, true}) {
       const TemporaryFolder folder;
-      TrainOptions options = tiny(folder);
+      RunOptions options = tiny(folder);
       options.schedule = "constant", options.keep = keep, options.steps = 4;
       options.setup.optimizer.name = "sgd", options.setup.optimizer.rate = 0.01, options.setup.optimizer.clip_norm = 0;
       if (is_link) {
@@ -114,7 +114,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
       run(options);
       const std::string good = read_text_file(options.save);
       // From there on a step is far too long: it leaves finite parameters, but their loss is not finite.
-      TrainOptions on = options;
+      RunOptions on = options;
       on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.optimizer.rate = 1e25;
       const Run r = run(on);
       INFO(r.report.end_text);
@@ -133,7 +133,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
 
 TEST_CASE("reliability: a state that holds an infinity is not written over a good one", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.steps = 2;
   run(options);
   const std::string good = read_text_file(options.save);
@@ -152,7 +152,7 @@ TEST_CASE("reliability: a state that holds an infinity is not written over a goo
 
 TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[reliability][precision]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   models::set_precision(options.setup, "O2");
   options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
   options.steps = 12, options.save_every = 1;
@@ -165,7 +165,7 @@ TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[r
 
 TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.save_every = 2, options.keep = 3, options.steps = 9;
   std::vector<std::string> at_save(10);
   run(options, [&](const nn::Progress& p) {  // called before its step's checkpoint
@@ -196,7 +196,7 @@ TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliabil
 
 TEST_CASE("reliability: what a wish asks for is done after the step", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.save_weights = folder / "w";
   const std::string whole = [&] {
     run(options);
@@ -211,7 +211,7 @@ TEST_CASE("reliability: what a wish asks for is done after the step", "[reliabil
     said.push_back(text);
     CHECK(steps_of(options.save) == 2);
   };
-  const models::TrainReport report = models::train(models::prepare_training(options), {}, {}, control);
+  const models::TrainReport report = models::Engine(options).run({}, {}, control);
   CHECK(said == std::vector<std::string>{"after step 2: '" + options.save + "' holds step 2"});
   CHECK(report.end == nn::TrainEnd::stopped);
   CHECK(report.end_text == "stopped after step 4 of 6; '" + options.save + "' holds step 4");
@@ -225,16 +225,16 @@ TEST_CASE("reliability: what a wish asks for is done after the step", "[reliabil
 
 TEST_CASE("reliability: a step that fails leaves a checkpoint of the one before", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   run(options);
   const std::string whole = read_text_file(options.save);
   fs::remove(options.save);
   std::vector<std::string> said;
   nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
-  models::PreparedTraining ending = models::prepare_training(options);
-  ending.data = std::make_unique<Ending>(std::move(ending.data));
-  CHECK_THROWS_WITH(models::train(ending, {}, {}, control), "data: at byte 7: cannot be read");
+  models::Engine ending(options);
+  ending.change_data([](auto data) { return std::make_unique<Ending>(std::move(data)); });
+  CHECK_THROWS_WITH(ending.run({}, {}, control), "data: at byte 7: cannot be read");
   CHECK(said == std::vector<std::string>{"training has failed; '" + options.save + "' holds step 3"});
   options.resume = options.save;
   run(options);
@@ -244,7 +244,7 @@ TEST_CASE("reliability: a step that fails leaves a checkpoint of the one before"
 TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, the last one is an error",
           "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   const fs::path inner = fs::path(folder / "inner"), away = fs::path(folder / "away");
   fs::create_directory(inner);
   options.save = (inner / "x").string(), options.save_every = 2, options.save_weights = folder / "w";
@@ -252,9 +252,8 @@ TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, 
   nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
   const auto train = [&](std::int64_t back_at) {
-    const models::PreparedTraining prepared = models::prepare_training(options);
-    models::train(
-        prepared,
+    models::Engine engine(options);
+    engine.run(
         [&](const nn::Progress& p) {
           if (p.step == 3) fs::rename(inner, away);  // as a network folder may
           if (p.step == back_at) fs::rename(away, inner);
@@ -273,18 +272,17 @@ TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, 
 
 TEST_CASE("reliability: a folder for curves that goes away is said once, and training goes on", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.log = folder / "log";
   // Limits file sizes to the first records.
   std::vector<std::string> said;
   nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
-  const models::PreparedTraining prepared = models::prepare_training(options);
+  models::Engine engine(options);
   struct rlimit old {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
   const auto handler = ::signal(SIGXFSZ, SIG_IGN);
-  const models::TrainReport report = models::train(
-      prepared,
+  const models::TrainReport report = engine.run(
       [&](const nn::Progress& p) {
         struct rlimit limit = old;
         if (p.step == 2) limit.rlim_cur = 100;
@@ -302,49 +300,49 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
 
 TEST_CASE("reliability: another recipe is said, another function is refused", "[reliability]") {
   const TemporaryFolder folder;
-  TrainOptions options = tiny(folder);
+  RunOptions options = tiny(folder);
   options.schedule = "constant";
   write_text_file(folder / "a.txt", data::synthetic_text(5000, 3));
   options.data = folder / "a.txt", options.steps = 2;
   run(options);
   options.resume = options.save, options.save.clear(), options.steps = 4;
-  CHECK(models::prepare_training(options).recipe_change.empty());
+  CHECK(models::Engine(options).recipe_change().empty());
 
   struct Case {
     const char* change;
-    void (*apply)(TrainOptions&);
+    void (*apply)(RunOptions&);
   };
   for (const Case& c :
-       {Case{"`rate` 0.014", [](TrainOptions& o) { o.setup.optimizer.rate = 0.5; }},
-        Case{"`schedule` constant -> cosine", [](TrainOptions& o) { o.schedule = "cosine"; }},
-        Case{"`warmup` 0 -> 1", [](TrainOptions& o) { o.warmup = 1; }},
-        Case{"`clip_norm` 1 -> 0.5", [](TrainOptions& o) { o.setup.optimizer.clip_norm = 0.5; }},
-        Case{"`dropout` 0", [](TrainOptions& o) { o.setup.sizes.dropout = 0.25; }},
-        Case{"`weight_decay` 0.1 -> 0", [](TrainOptions& o) { o.setup.optimizer.weight_decay = 0; }},
-        Case{"`beta2` 0.99 -> 0.9", [](TrainOptions& o) { o.setup.optimizer.beta2 = 0.9; }},
-        Case{"`micro_batches` 1 -> 2", [](TrainOptions& o) { o.setup.micro_batches = 2; }},
-        Case{"`head` full -> chunked", [](TrainOptions& o) { o.setup.sizes.head = models::Head::chunked; }},
-        Case{"`batch` 2 -> 3", [](TrainOptions& o) { o.setup.batch = 3; }}}) {
-    TrainOptions changed = options;
+       {Case{"`rate` 0.014", [](RunOptions& o) { o.setup.optimizer.rate = 0.5; }},
+        Case{"`schedule` constant -> cosine", [](RunOptions& o) { o.schedule = "cosine"; }},
+        Case{"`warmup` 0 -> 1", [](RunOptions& o) { o.warmup = 1; }},
+        Case{"`clip_norm` 1 -> 0.5", [](RunOptions& o) { o.setup.optimizer.clip_norm = 0.5; }},
+        Case{"`dropout` 0", [](RunOptions& o) { o.setup.sizes.dropout = 0.25; }},
+        Case{"`weight_decay` 0.1 -> 0", [](RunOptions& o) { o.setup.optimizer.weight_decay = 0; }},
+        Case{"`beta2` 0.99 -> 0.9", [](RunOptions& o) { o.setup.optimizer.beta2 = 0.9; }},
+        Case{"`micro_batches` 1 -> 2", [](RunOptions& o) { o.setup.micro_batches = 2; }},
+        Case{"`head` full -> chunked", [](RunOptions& o) { o.setup.sizes.head = models::Head::chunked; }},
+        Case{"`batch` 2 -> 3", [](RunOptions& o) { o.setup.batch = 3; }}}) {
+    RunOptions changed = options;
     c.apply(changed);
-    const std::string change = models::prepare_training(changed).recipe_change;
+    const std::string change = models::Engine(changed).recipe_change();
     INFO(change);
     CHECK(contains(change, c.change));
     CHECK(run(changed).losses.size() == 2);
   }
   {  // the characters in another order
-    TrainOptions changed = options;
+    RunOptions changed = options;
     std::string text = read_text_file(folder / "a.txt");
     std::swap(text[100], text[text.find_first_not_of(text[100], 100)]);
     write_text_file(folder / "b.txt", text);
     changed.data = folder / "b.txt";
-    const std::string change = models::prepare_training(changed).recipe_change;
+    const std::string change = models::Engine(changed).recipe_change();
     INFO(change);
     CHECK(contains(change, "other data: a.txt, 5,000 tokens, crc32c "));
     CHECK(contains(change, " -> b.txt, 5,000 tokens, crc32c "));
     fs::copy_file(folder / "a.txt", folder / "c.txt");  // renaming does not change the data
     changed.data = folder / "c.txt";
-    CHECK(models::prepare_training(changed).recipe_change.empty());
+    CHECK(models::Engine(changed).recipe_change().empty());
   }
   {  // a checkpoint says nothing about shards it lacks
     models::Setup& setup = options.setup;
@@ -352,19 +350,19 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
     const auto data = models::open_dataset(options.data, *model, setup.model, setup.seed);
     data->fit(setup.sizes);
     data->open(model->options(), setup.batch, setup.seed);
-    TrainOptions shards = options;
+    RunOptions shards = options;
     shards.setup.layout.tp = 2;
     CHECK(models::recipe_change({}, options, *data, *model, "").empty());
     CHECK(models::recipe_change({}, shards, *data, *model, "") == "`tp` 1 -> 2");
   }
-  TrainOptions heads = options;
+  RunOptions heads = options;
   heads.setup.sizes.heads = 4;
   CHECK(contains(refusal(heads), "was trained with `heads` 2; expected the same, got `heads` 4"));
-  TrainOptions window = options;
+  RunOptions window = options;
   window.setup.sizes.window = 4;
   CHECK(contains(refusal(window), "was trained with `window` 0; expected the same, got `window` 4"));
   // The optimizer's name in the file records the state's width, in both directions.
-  TrainOptions narrow = options;
+  RunOptions narrow = options;
   narrow.setup.optimizer.state = DType::bf16;
   CHECK(contains(refusal(narrow), "with `state` f32; expected the same, got a run with `state` bf16"));
   narrow.resume.clear(), narrow.save = folder / "narrow", narrow.steps = 2;
@@ -384,9 +382,9 @@ TEST_CASE("reliability: where a checkpoint cannot be is found before training", 
                     "--save: 'a/x': 3.00 MiB are needed, its folder has 1.00 MiB free");
   CHECK(nn::free_bytes_at(folder / "x") > 0);
 
-  TrainOptions options = tiny(folder);
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  models::Training training(prepared.options, *prepared.data, dry(cpu));
+  RunOptions options = tiny(folder);
+  models::Engine engine(options);
+  models::Training training(engine.options(), engine.data(), dry(cpu));
   const std::uint64_t predicted = nn::checkpoint_bytes(training.model(), training.optimizer());
   run(options);
   const std::uint64_t size = fs::file_size(options.save);

@@ -107,7 +107,7 @@ std::vector<double> run_pair(const models::Setup& setup, dist::Communicator* ran
   if (setup.layout.ranks > 1 && ranks == nullptr) {
     return testing::by_rank(setup.layout.ranks, [&](dist::Communicator& c) { return run_pair(setup, &c); }).front();
   }
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup = setup;
   options.ranks = ranks;
   if (ranks != nullptr) options.setup.layout.rank = ranks->rank();
@@ -116,7 +116,7 @@ std::vector<double> run_pair(const models::Setup& setup, dist::Communicator* ran
   options.eval_batches = 1;
   std::vector<double> losses;
   const models::TrainReport report =
-      models::train(models::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
+      models::Engine(options).run([&](const nn::Progress& p) { losses.push_back(p.loss); });
   if (report.differences() != "" || !report.is_finite()) throw std::runtime_error("differs: " + report.differences());
   losses.push_back(report.evaluation->loss);
   return losses;

@@ -220,8 +220,8 @@ TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
 }
 
 TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_parallel]") {
-  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
-    models::TrainOptions options;
+  const auto why = [](const std::function<void(models::RunOptions&)>& change) -> std::string {
+    models::RunOptions options;
     options.setup = setup_of({"char-gpt", 2, 1});
     options.setup.layout.ranks = 1;
     options.data = "synthetic";

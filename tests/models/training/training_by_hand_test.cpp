@@ -17,7 +17,7 @@
 
 using namespace thimble;
 using files_test::TemporaryFolder;
-using models::TrainOptions;
+using models::RunOptions;
 using Numbers = std::vector<double>;
 
 namespace {
@@ -77,15 +77,15 @@ double negative_log_likelihood(const Numbers& scores, std::size_t target) {
 
 double relative_difference(double a, double b) { return std::abs(a - b) / std::abs(b); }
 
-TrainOptions options_of(const char* model, const std::string& data, std::int64_t batch, std::int64_t steps) {
-  TrainOptions options;
+RunOptions options_of(const char* model, const std::string& data, std::int64_t batch, std::int64_t steps) {
+  RunOptions options;
   options.setup.model = model, options.setup.batch = batch, options.setup.seed = 3, options.data = data;
   options.steps = steps;
   return options;
 }
 
 // The learning rates of a schedule, which training_numbers_test compares with the documentation's.
-Numbers rates_of(const TrainOptions& options, double rate) {
+Numbers rates_of(const RunOptions& options, double rate) {
   Numbers rates;
   for (std::int64_t step = 0; step < options.steps; ++step) rates.push_back(models::rate_at(options, rate, step));
   return rates;
@@ -95,7 +95,7 @@ struct Told {
   Numbers losses, rates;
 };
 
-Told told_by_program(const TrainOptions& options) {
+Told told_by_program(const RunOptions& options) {
   Told told;
   told.losses = trained_test::run(options, [&](const nn::Progress& p) { told.rates.push_back(p.rate); }).losses;
   return told;
@@ -151,7 +151,7 @@ struct HandLayer {
 };
 
 // Losses of a perceptron with one hidden layer, trained in f64. The library provides only initial values and samples.
-Numbers perceptron_by_hand(const TrainOptions& options, const Pictures& pictures, const Numbers& rates) {
+Numbers perceptron_by_hand(const RunOptions& options, const Pictures& pictures, const Numbers& rates) {
   RandomGenerator generator(options.setup.seed);
   const GeneratorScope scope(generator);
   models::ModelOptions sizes = options.setup.sizes;
@@ -227,13 +227,13 @@ std::string lines(std::size_t bytes) {
 }
 
 // Losses of whole batches: gradients by the tape, everything else by hand, in f64.
-Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
-  TrainOptions whole = options;
+Numbers gpt_by_hand(const RunOptions& options, const Numbers& rates) {
+  RunOptions whole = options;
   whole.setup.micro_batches = 1;
-  const models::PreparedTraining prepared = models::prepare_training(whole);
+  models::Engine engine(whole);
   RandomGenerator generator(options.setup.seed);
   const GeneratorScope scope(generator);
-  const auto model = models::make_model(options.setup.model, prepared.options.setup.sizes);
+  const auto model = models::make_model(options.setup.model, engine.options().setup.sizes);
   const auto parameters = model->parameters();
   std::vector<Numbers> values;
   std::vector<HandAdamW> states(parameters.size());
@@ -244,7 +244,7 @@ Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
     Tensor loss;
     {
       const Recording on(tape);
-      loss = model->loss(prepared.data->batch(step, cpu, DType::f32));
+      loss = model->loss(engine.data().batch(step, cpu, DType::f32));
     }
     losses.push_back(item(loss));
     tape.backward(loss);
@@ -278,7 +278,7 @@ Numbers scores_of(models::Model& model, const Tensor& input) {
 TEST_CASE("training by hand: a perceptron's losses and rates, step by step", "[training]") {
   const TemporaryFolder folder;
   const Pictures pictures(60);
-  TrainOptions options = options_of("mlp", pictures.write(folder), 12, 12);
+  RunOptions options = options_of("mlp", pictures.write(folder), 12, 12);
   options.setup.sizes.layers = 1, options.setup.sizes.width = 16, options.setup.optimizer.rate = 0.05;
   SECTION("constant, momentum") {}
   SECTION("step, momentum, weight decay, a floor") {
@@ -303,7 +303,7 @@ TEST_CASE("training by hand: a perceptron's losses and rates, step by step", "[t
 TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and micro-batches", "[training]") {
   const TemporaryFolder folder;
   files_test::write_text_file(folder / "text.txt", lines(2000));
-  TrainOptions options = options_of("char-gpt", folder / "text.txt", 4, 8);
+  RunOptions options = options_of("char-gpt", folder / "text.txt", 4, 8);
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
   options.setup.sizes.sequence = 16, options.setup.optimizer.rate = 0.01;
   options.setup.optimizer.clip_norm = 0.5, options.setup.micro_batches = 2, options.schedule = "cosine";
@@ -323,11 +323,11 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
   for (const char* const name : {"mlp", "resnet18"}) {
     for (const std::int64_t micro_batches : {1, 2}) {
       INFO(name << ", " << micro_batches << " micro-batches");
-      TrainOptions options = options_of(name, path, 8, 30);  // batches of 8, 8 and 2
+      RunOptions options = options_of(name, path, 8, 30);  // batches of 8, 8 and 2
       options.eval_batches = 0, options.setup.micro_batches = micro_batches;
       options.setup.sizes.width = name == std::string("mlp") ? 32 : 4, options.setup.optimizer.rate = 0.02;
-      const models::PreparedTraining prepared = models::prepare_training(options);
-      models::Training training(prepared.options, *prepared.data, cpu);
+      models::Engine engine(options);
+      models::Training training(engine.options(), engine.data(), cpu);
       for (std::int64_t step = 0; step < 20; ++step) training.step();
       const nn::Evaluation told = *training.evaluate();
       CHECK(training.model().is_training());
@@ -358,15 +358,15 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
   std::string symbols = text;
   std::sort(symbols.begin(), symbols.end());
   symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
-  TrainOptions options = options_of("char-gpt", folder / "text.txt", 4, 20);
+  RunOptions options = options_of("char-gpt", folder / "text.txt", 4, 20);
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
   options.setup.sizes.sequence = 16;
   options.setup.sizes.dropout = 0.3;
   for (const std::int64_t batches : {0, 1}) {  // 0 means all
     INFO(batches << " batches");
     options.eval_batches = batches;
-    const models::PreparedTraining prepared = models::prepare_training(options);
-    models::Training training(prepared.options, *prepared.data, cpu);
+    models::Engine engine(options);
+    models::Training training(engine.options(), engine.data(), cpu);
     for (std::int64_t step = 0; step < 10; ++step) training.step();
     const nn::Evaluation told = *training.evaluate();
     CHECK_FALSE(told.accuracy.has_value());

@@ -31,14 +31,14 @@
 #include "support/trained.h"
 
 using namespace thimble;
-using models::TrainOptions;
+using models::RunOptions;
 
 namespace {
 
 constexpr double base = 0.5;
 
 // A step schedule keeps each rate for a third of the steps, rounded up; the others as in docs/training.md.
-double rate_by_words(const TrainOptions& o, std::int64_t step) {
+double rate_by_words(const RunOptions& o, std::int64_t step) {
   if (step < o.warmup) return base * static_cast<double>(step + 1) / static_cast<double>(o.warmup);
   if (o.schedule == "constant") return std::max(base, o.min_rate);
   if (o.schedule == "cosine") {
@@ -65,7 +65,7 @@ struct OptimizerRow {
 
 TEST_CASE("training numbers: items a second and the time that is left, of the milliseconds of the steps",
           "[training]") {
-  TrainOptions o;
+  RunOptions o;
   o.setup.model = "char-gpt", o.setup.batch = 3;
   o.setup.sizes.layers = 1, o.setup.sizes.heads = 2, o.setup.sizes.width = 16, o.setup.sizes.sequence = 8;
   o.data = "synthetic", o.steps = 5, o.eval_batches = 1;
@@ -89,7 +89,7 @@ TEST_CASE("training numbers: the rate of every step of schedules of 1 to 9 steps
     for (std::int64_t steps = 1; steps <= 9; ++steps) {
       for (std::int64_t warmup = 0; warmup <= steps; ++warmup) {
         for (const double least : {0.0, 0.02}) {
-          TrainOptions o;
+          RunOptions o;
           o.schedule = schedule, o.steps = steps, o.warmup = warmup, o.min_rate = least;
           for (std::int64_t step = 0; step < steps; ++step) {
             INFO(schedule << ", step " << step << " of " << steps << ", warm-up " << warmup << ", at least " << least);
@@ -104,7 +104,7 @@ TEST_CASE("training numbers: the rate of every step of schedules of 1 to 9 steps
 TEST_CASE("training numbers: an option without the one that it needs is refused by name", "[training]") {
   const struct {
     const char* text;
-    void (*set)(TrainOptions& options);
+    void (*set)(RunOptions& options);
   } rows[] = {
       {"`measures`: needs `budget_bytes`", [](auto& o) { o.costs.measures = true; }},
       {"`times`: needs `budget_bytes`", [](auto& o) { o.costs.times = "times.json"; }},
@@ -119,17 +119,17 @@ TEST_CASE("training numbers: an option without the one that it needs is refused 
        [](auto& o) { o.schedule = "step", o.setup.optimizer.rate = 0.01, o.min_rate = 0.0101; }},
   };
   for (const auto& row : rows) {
-    TrainOptions o;
+    RunOptions o;
     o.setup.model = "char-gpt", o.data = "synthetic", o.steps = 2;
     row.set(o);
-    CHECK_THROWS_WITH(models::open_training(o), Catch::StartsWith(row.text));
+    CHECK_THROWS_WITH(models::Engine{o}, Catch::StartsWith(row.text));
   }
 }
 
 TEST_CASE("training numbers: each option is the trainer's of the same name", "[training]") {
   for (int on = 0; on < 4; ++on) {  // one switch at a time
     INFO("switch " << on);
-    TrainOptions o;
+    RunOptions o;
     o.setup.model = "char-gpt", o.setup.seed = 3, o.steps = 7, o.eval_every = 5, o.save_every = 6, o.keep = 4;
     o.process_budget_bytes = 8, o.save = "a", o.log = "b", o.resume = "c";
     o.is_strict = on == 0, o.captures_steps = on == 1, o.overwrites = on == 2;
@@ -209,7 +209,7 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
        }}};
   for (const OptimizerRow& row : rows) {
     INFO(row.name << ", rank " << row.rank);
-    TrainOptions options;
+    RunOptions options;
     options.setup.model = "char-gpt";
     options.setup.batch = 3;
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -219,10 +219,10 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
     options.setup.optimizer.clip_norm = 0, options.data = "synthetic", options.steps = 5;
     const trained_test::Run told = trained_test::run(options);
 
-    const models::PreparedTraining prepared = models::prepare_training(options);
+    models::Engine engine(options);
     RandomGenerator generator(options.setup.seed);
     const GeneratorScope scope(generator);
-    const auto model = models::make_model(options.setup.model, prepared.options.setup.sizes);
+    const auto model = models::make_model(options.setup.model, engine.options().setup.sizes);
     optim::MatrixOptions matrix{.rate = 0.02, .weight_decay = 0.3, .smallest_decayed_rank = 2};
     if (row.beta2 >= 0) matrix.beta2 = row.beta2;
     for (const optim::Named& p : model->trainable()) {  // embeddings, and an untied head
@@ -238,7 +238,7 @@ TEST_CASE("training numbers: every optimizer's options reach it", "[training]") 
       Tensor loss;
       {
         const Recording on(tape);
-        loss = model->loss(prepared.data->batch(step, cpu, DType::f32));
+        loss = model->loss(engine.data().batch(step, cpu, DType::f32));
       }
       losses.push_back(static_cast<double>(item(loss)));
       tape.backward(loss);
@@ -273,8 +273,8 @@ using trained_test::train_as_predicted;
 
 namespace {
 
-models::TrainOptions options_of(const std::string& optimizer, const std::string& model = "char-gpt") {
-  models::TrainOptions options;
+models::RunOptions options_of(const std::string& optimizer, const std::string& model = "char-gpt") {
+  models::RunOptions options;
   options.setup.model = model, options.setup.optimizer.name = optimizer, options.setup.batch = 8;
   if (optimizer == "galore") options.setup.optimizer.rank = 8;
   if (model == "char-gpt") {
@@ -295,23 +295,23 @@ TEST_CASE("optimizers: of matrices train as predicted, in a budget and resumed",
   for (const std::string name : names) {
     INFO(name);
     const files_test::TemporaryFolder folder;
-    const models::TrainOptions options = options_of(name);
+    const models::RunOptions options = options_of(name);
     const Run plain = train_as_predicted(options);
     CHECK(plain.losses.back() < plain.losses.front());
 
-    models::TrainOptions tight = options;
+    models::RunOptions tight = options;
     tight.budget_bytes = plain.report.predicted_peak_bytes * 4 / 5;
     const Run planned = train_as_predicted(tight);
     CHECK(planned.losses == plain.losses);
     CHECK(planned.report.measured_peak_bytes <= tight.budget_bytes);
 
-    models::TrainOptions fused = options;
+    models::RunOptions fused = options;
     fused.setup.fuses_optimizer = true, fused.setup.optimizer.clip_norm = 0;
-    models::TrainOptions apart = options;
+    models::RunOptions apart = options;
     apart.setup.optimizer.clip_norm = 0;
     CHECK(train_as_predicted(fused).losses == train_as_predicted(apart).losses);
 
-    models::TrainOptions first = options, rest = options;
+    models::RunOptions first = options, rest = options;
     first.save = folder / "state", first.steps = 5;
     trained_test::run(first);
     rest.resume = first.save;
@@ -323,7 +323,7 @@ TEST_CASE("optimizers: of matrices train as predicted, in a budget and resumed",
 
 TEST_CASE("optimizers: GaLore's later directions are predicted, and a resumed run without any", "[program]") {
   const files_test::TemporaryFolder folder;
-  models::TrainOptions options;
+  models::RunOptions options;
   options.setup.model = "mlp", options.setup.optimizer.name = "galore", options.setup.optimizer.rank = 16;
   options.setup.batch = 8, options.data = "synthetic", options.eval_batches = 1, options.steps = 203;
   options.save = folder / "state", options.save_every = 67, options.keep = 4;
@@ -342,7 +342,7 @@ TEST_CASE("optimizers: of matrices train images and narrow parameters as predict
   for (const std::string name : names) {
     INFO(name);
     train_as_predicted(options_of(name, "resnet18"));
-    models::TrainOptions narrow = options_of(name);
+    models::RunOptions narrow = options_of(name);
     models::set_precision(narrow.setup, "O2");
     train_as_predicted(narrow);
   }
@@ -401,7 +401,7 @@ TEST_CASE("default rates: every family trains with them", "[program][slow]") {
         Case{"sharedconv", "mnist", 8, 0, 40, 2.2}, Case{"char-gpt", "tinyshakespeare/input.txt", 64, 2, 60, 3.5},
         Case{"bert-base", "tinyshakespeare/input.txt", 64, 2, 60, 3.6}}) {
     for (const std::uint64_t seed : {1, 2}) {
-      models::TrainOptions options;
+      models::RunOptions options;
       options.setup.model = c.model;
       options.setup.seed = seed;
       options.setup.sizes.width = c.width, options.setup.sizes.layers = c.layers;

@@ -184,8 +184,8 @@ namespace {
 
 std::string text_of_words(std::size_t bytes) { return data::synthetic_text(bytes, 3); }
 
-models::TrainOptions options_of(const std::string& data, const std::string& tokenizer) {
-  models::TrainOptions options;
+models::RunOptions options_of(const std::string& data, const std::string& tokenizer) {
+  models::RunOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -255,17 +255,17 @@ TEST_CASE("tokenizer training: a run takes the vocabulary, and a checkpoint know
   write_text_file(folder / "text", text);
   data::write_tokenizer(folder / "a.json", tokenizer_test::letter_pairs(300));
   data::write_tokenizer(folder / "b.json", tokenizer_test::letter_pairs(300, data::WordPattern::llama3));
-  models::TrainOptions options = options_of(folder / "text", folder / "a.json");
+  models::RunOptions options = options_of(folder / "text", folder / "a.json");
   options.save = folder / "run";
   options.sample = 20;
-  const models::PreparedTraining prepared = models::prepare_training(options);
-  const models::TrainReport report = models::train(prepared);
-  CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+  models::Engine engine(options);
+  const models::TrainReport report = engine.run();
+  CHECK(report.measured_peak_bytes == engine.plan().peak_bytes);
   CHECK(!report.sample.empty());
   options.resume = options.save, options.steps = 5;
-  CHECK(models::prepare_training(options).first_step == 3);
+  CHECK(models::Engine(options).first_step() == 3);
   options.setup.tokenizer = folder / "b.json";
-  CHECK_THROWS_WITH(models::prepare_training(options), Catch::Matchers::Contains("has tokenizer '300 tokens, crc32c"));
+  CHECK_THROWS_WITH(models::Engine(options).plan(), Catch::Matchers::Contains("has tokenizer '300 tokens, crc32c"));
 }
 
 TEST_CASE("tokenizer training: the program's commands", "[tokens][program]") {
