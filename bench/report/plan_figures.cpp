@@ -210,10 +210,11 @@ LeftOut left_out_of_map(const bench::StepTrace& step) {
 namespace {
 
 /// The fate of a node's result and extras.
-enum class Shown : std::uint8_t { kept, result_kept, saved_kept, dropped, not_needed };
+enum class Shown : std::uint8_t { kept, result_kept, saved_kept, dropped, not_needed, offloaded, packed };
 
 struct NodeBytes {
   std::size_t made = 0, kept = 0;
+  std::size_t spilled = 0;  // of `kept`: offloaded or packed until backward reads them
   Shown fate = Shown::not_needed;
 };
 
@@ -249,8 +250,15 @@ NodeBytes bytes_of_node(const TapeGraph& graph, const TapeGraph::Node& node, con
   return bytes;
 }
 
+/// An offloaded tensor: made by `node`, written from `write` to `gone`, and read from the backward of `back` on for the
+/// backward of `reader`, the last node that saves it.
+struct Transfer {
+  std::uint32_t node, write, gone, reader, back;
+};
+
 struct Nodes {
   std::vector<NodeBytes> bytes;
+  std::vector<Transfer> transfers;
   std::vector<std::int32_t> segment;  // the innermost, or TapePlan::none
 };
 
@@ -271,6 +279,27 @@ Nodes nodes_of(const models::PlanReport& report) {
     const Fate fate = is_in_segment ? report.plan.tape->fates[n] : Fate::keep;
     nodes.bytes.push_back(bytes_of_node(graph, graph.nodes[n], saved, is_in_segment, fate));
   }
+  if (!report.plan.tape) return nodes;
+  for (const TapePlan::Spill& spill : report.plan.tape->spills) {
+    const TapeGraph::Node& maker = graph.nodes[spill.node];
+    const std::uint32_t value =
+        spill.which == TapePlan::Spill::result ? maker.output : maker.saved[static_cast<std::size_t>(spill.which)];
+    NodeBytes& bytes = nodes.bytes[spill.node];
+    bytes.spilled = std::min(bytes.kept, bytes.spilled + graph.bytes_of(value));
+    if (spill.form == TapePlan::Spill::Form::pack) {
+      if (bytes.fate != Shown::offloaded) bytes.fate = Shown::packed;
+      continue;
+    }
+    bytes.fate = Shown::offloaded;
+    std::uint32_t reader = spill.node;
+    for (std::uint32_t n = spill.node; n < graph.nodes.size(); ++n) {
+      const auto is_same = [&](std::uint32_t v) {
+        return v != TapeGraph::none && graph.values[v].storage == graph.values[value].storage;
+      };
+      if (std::any_of(graph.nodes[n].saved.begin(), graph.nodes[n].saved.end(), is_same)) reader = n;
+    }
+    nodes.transfers.push_back({spill.node, spill.away_after, spill.gone_after, reader, spill.back_before});
+  }
   return nodes;
 }
 
@@ -280,12 +309,14 @@ struct FateStyle {
 };
 
 // Indexed by Shown.
-constexpr std::array<FateStyle, 5> fate_styles = {
+constexpr std::array<FateStyle, 7> fate_styles = {
     {{"kept", {.fill = series_paints[0]}},
      {"result kept, extras recomputed", {.fill = series_paints[2]}},
      {"what backward reads kept, result recomputed", {.fill = series_paints[1]}},
      {"dropped, runs again", {.fill = paints::hairline, .stroke = paints::axis}},
-     {"backward does not need it", {.stroke = paints::axis, .dashes = "1 2"}}}};
+     {"backward does not need it", {.stroke = paints::axis, .dashes = "1 2"}},
+     {"offloaded", {.fill = series_paints[3]}},
+     {"packed", {.fill = series_paints[4]}}}};
 
 constexpr double strip_top = 12, strip_height = 10, row_height = 13;  // below the frame: fates, then a row per depth
 
@@ -315,6 +346,12 @@ std::string hover(const models::PlanReport& report, const Nodes& nodes, Frame fr
                    "keeps " + format_grouped(s.kept_bytes) + " bytes (" + std::to_string(s.dropped) + " of " +
                        std::to_string(s.end - s.first) + " dropped)");
   }
+  for (const Transfer& t : nodes.transfers) {
+    hover.add_span(t.node, t.node + 1, series_paints[3].name, "offloaded",
+                   "written during operators " + std::to_string(t.write) + "\xE2\x80\x93" + std::to_string(t.gone) +
+                       ", read from the backward of " + std::to_string(t.back) + " on, for that of " +
+                       std::to_string(t.reader));
+  }
   return hover.json();
 }
 
@@ -337,11 +374,15 @@ Figure schedule_figure(const bench::PlanView& view) {
   for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
   for (const nn::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
   std::vector<LegendEntry> legend;
-  for (const FateStyle& style : fate_styles) {
-    legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
+  std::array<bool, fate_styles.size()> is_shown{true, true, true, true, true};  // the others if there are any
+  for (const NodeBytes& node : nodes.bytes) is_shown[static_cast<std::size_t>(node.fate)] = true;
+  for (std::size_t i = 0; i < fate_styles.size(); ++i) {
+    if (!is_shown[i]) continue;
+    legend.push_back({.name = std::string(fate_styles[i].label), .is_area = true, .line = fate_styles[i].look});
   }
   const AxisTicks ticks = make_ticks(0, static_cast<double>(most), {.title = "", .unit = Unit::bytes}, 5);
-  const double rows = strip_top + strip_height + 4 + row_height * depths;
+  const int transfer_rows = nodes.transfers.empty() ? 0 : 2;
+  const double rows = strip_top + strip_height + 4 + row_height * (depths + transfer_rows);
   const std::string count = format_grouped(nodes.bytes.size());
   Chart chart({.medium = Medium::page,
                .title = "The schedule",
@@ -370,6 +411,9 @@ Figure schedule_figure(const bench::PlanView& view) {
     const double kept = to_y(static_cast<double>(node.kept)), made = to_y(static_cast<double>(node.made));
     if (node.made > node.kept && node.fate != Shown::not_needed) add_box(dropped, n, n + 1, made, kept);
     if (node.kept > 0) add_box(own, n, n + 1, kept, frame.bottom);
+    if (node.kept > node.spilled && node.spilled > 0) {
+      add_box(boxes[0], n, n + 1, to_y(static_cast<double>(node.kept - node.spilled)), frame.bottom);
+    }
     add_box(own, n, n + 1, strip, strip + strip_height);
   }
   for (std::size_t i = 0; i < boxes.size(); ++i) {
@@ -383,9 +427,18 @@ Figure schedule_figure(const bench::PlanView& view) {
     add_box(segments, segment.first, segment.end, top, top + 9);
   }
   chart.svg.path(segments, {.fill = paints::muted});
+  SvgPath transfers;
+  const double writes = strip + strip_height + 4 + row_height * depths, reads = writes + row_height;
+  for (const Transfer& t : nodes.transfers) {
+    add_box(transfers, t.write, t.gone + 1, writes, writes + 9);
+    add_box(transfers, t.reader, std::max(t.back, t.reader) + 1, reads, reads + 9);
+  }
+  if (transfer_rows > 0) chart.svg.path(transfers, {.fill = series_paints[3]});
   const TextLook small{.fill = paints::muted, .size = small_text, .anchor = "end"};
   chart.svg.text(frame.left - 10, strip + 10, "fate", small);
   if (!report.segments.empty()) chart.svg.text(frame.left - 10, strip + 25, "segments", small);
+  if (transfer_rows > 0) chart.svg.text(frame.left - 10, writes + 11, "writes", small);
+  if (transfer_rows > 0) chart.svg.text(frame.left - 10, reads + 11, "reads", small);
   chart.svg.text(frame.right, bottom + 20, "the " + count + " operators in order of execution", small);
   return {"schedule", chart.finish(), hover(report, nodes, frame, bottom)};
 }

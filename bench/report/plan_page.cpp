@@ -219,13 +219,21 @@ std::string map_figures(const bench::PlanView& view) {
          "</p>\n" + figures;
 }
 
+/// Explains the rows of transfers, if the plan has any.
+std::string transfer_text(const models::PlanReport& report) {
+  if (!report.plan.tape || !report.plan.tape->offloads()) return "";
+  return " Offloaded tensors leave while the operators of the row of writes run, and come back while the backward of "
+         "those in the row of reads does, from right to left: " +
+         in_words(report.plan.offloaded_bytes) + " in all.";
+}
+
 std::string plan_figures(const bench::PlanView& view) {
   return figure_card(schedule_figure(view), "The schedule: what is kept of every operator",
                      "The " + format_grouped(view.report.planner->graph().nodes.size()) +
                          " recorded operators in order of execution. Bars are the bytes that each makes for backward; "
                          "their solid part is kept. The bars below are the segments that backward runs again, nested "
                          "ones further down: " +
-                         format_grouped(view.report.segments.size()) + " in all.") +
+                         format_grouped(view.report.segments.size()) + " in all." + transfer_text(view.report)) +
          figure_card(plans_plot(view));
 }
 

@@ -20,6 +20,7 @@
 
 #include "support/files.h"
 #include "support/markup.h"
+#include "support/offload_data.h"
 #include "support/program.h"
 #include "support/skip.h"
 
@@ -240,6 +241,29 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     CHECK(figures_of(page, "map").size() == 1);
     CHECK(figures_of(page, "schedule").empty());
     CHECK(figures_of(page, "plot").empty());
+  }
+  SECTION("tensors in a tier, and when they move") {
+    options.setup.offload.to = offload_test::disk_folder();
+    if (options.setup.offload.to.empty()) return;
+    options.setup.batch = 16, options.setup.sizes = {.sequence = 256};
+    options.budget_bytes = models::make_plan(options).keep_everything_bytes * 6 / 10;
+    const PlanView view = bench::see_plan(options, models::make_plan(options));
+    REQUIRE(view.report.plan.offloaded_bytes > 0);
+    const std::string page = report::write_plan_page(view);
+    CHECK(contains(page, "Offloaded tensors leave while"));
+    std::vector<std::string> expected, shown;
+    for (const TapePlan::Spill& s : view.report.plan.tape->spills) {
+      expected.push_back(std::to_string(s.node) + ": written during operators " + std::to_string(s.away_after) +
+                         "\xE2\x80\x93" + std::to_string(s.gone_after) + ", read from the backward of " +
+                         std::to_string(s.back_before) + " on");
+    }
+    const json schedule = figures_of(page, "schedule")[0];
+    for (const json& span : schedule["spans"]) {
+      if (span[3] != "offloaded") continue;
+      const std::string text = span[4];
+      shown.push_back(std::to_string(span[0].get<int>()) + ": " + text.substr(0, text.find(", for")));
+    }
+    CHECK(shown == expected);
   }
   SECTION("an infeasible budget") {
     options.budget_bytes = 1000;
