@@ -62,6 +62,7 @@ WeightFacts read_weight_facts(const std::string& path, bool is_checkpoint) {
     if (!name.starts_with(prefix) || weight.entry->shape.size() > 8) continue;
     name.remove_prefix(prefix.size());
     if (name.starts_with(gpt_prefix)) name.remove_prefix(gpt_prefix.size());
+    if (name.ends_with(".weight_q8")) name.remove_suffix(3);  // as many rows
     Shape shape;
     for (const std::int64_t size : weight.entry->shape) shape.push_back(size);
     facts.shapes.emplace(name, shape);

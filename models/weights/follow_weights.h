@@ -18,7 +18,7 @@ inline constexpr const char* checkpoint_prefix = "model.";
 struct WeightFacts {
   std::string path;
   nn::Metadata metadata;
-  std::map<std::string, Shape> shapes;  ///< by the names in the file, without `transformer.`
+  std::map<std::string, Shape> shapes;  ///< by the names in the file, without `transformer.` and `_q8`
   std::string config = {};              ///< path of the config.json next to the weights, if there is one
   bool is_checkpoint = false;
   std::uint64_t bytes = 0;  ///< of all tensors

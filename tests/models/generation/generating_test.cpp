@@ -306,22 +306,25 @@ TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
 TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
   const Threads alone;
   const files_test::TemporaryFolder folder;
-  const std::string path = weights_of(folder, "char-gpt", small_gpt());
-  GenerateOptions o = options_for("char-gpt", path);
-  const models::PreparedGeneration whole = models::prepare_generation(o);
-  const auto model = models::make_decoder(whole.plan.shape, cpu);
-  const nn::LoadedWeights loaded = nn::load_weights(*model, path);
-  nn::quant::quantize_linear_weights(*model);
-  nn::Metadata metadata = loaded.metadata;
-  metadata["format"] = "thimble-q8_0-1";
-  o.weights = folder / "q8";
-  nn::save_weights(*model, o.weights, metadata);
-  const models::PreparedGeneration prepared = models::prepare_generation(o);
-  CHECK(prepared.plan.shape.has_q8_weights);
-  const models::GenerateReport report = models::generate(prepared);
-  CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
-  CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
-  CHECK(report.texts[0].size() == 20);
+  for (const std::string name : {"char-gpt", "tiny-llama"}) {
+    INFO(name);
+    const std::string path = weights_of(folder, name, name == "char-gpt" ? small_gpt() : small_llama());
+    GenerateOptions o = options_for(name, path);
+    const models::PreparedGeneration whole = models::prepare_generation(o);
+    const auto model = models::make_decoder(whole.plan.shape, cpu);
+    const nn::LoadedWeights loaded = nn::load_weights(*model, path);
+    nn::quant::quantize_linear_weights(*model);
+    nn::Metadata metadata = loaded.metadata;
+    metadata["format"] = "thimble-q8_0-1";
+    o.weights = folder / "q8";
+    nn::save_weights(*model, o.weights, metadata);
+    const models::PreparedGeneration prepared = models::prepare_generation(o);
+    CHECK(prepared.plan.shape.has_q8_weights);
+    const models::GenerateReport report = models::generate(prepared);
+    CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+    CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
+    CHECK(report.texts[0].size() == 20);
+  }
 }
 
 TEST_CASE("generating: positions and tokens that are not given follow from the others", "[models][generating]") {
