@@ -173,6 +173,8 @@ std::unique_ptr<Layer> ShardRules::for_linear(Linear& made, const TensorOptions&
                      (stretches > 1 ? " in " + std::to_string(stretches) + " stretches" : "") +
                      " are not divisible by " + std::to_string(group_.parts) + " shards");
   }
+  if (is_row && made.activation() != kernels::Activation::none)
+    throw ValueError(quote(rule->name) + ": expected no activation in a row-sharded layer; call it on the sum");
   if (is_row) return std::make_unique<RowParallelLinear>(made, on, *this);
   return std::make_unique<ColumnParallelLinear>(made, on, *this, rule->stretches);
 }

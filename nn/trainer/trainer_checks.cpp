@@ -13,6 +13,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/dist/alike.h>
+#include <thimble/dist/parts/parts.h>
 #include <thimble/memory/offload/tier.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -71,6 +72,38 @@ void check_settings(const TrainerOptions& options, const CheckpointInfo& info, T
 }
 
 }  // namespace
+
+void check_shards(memory::Device device, const MakeRun& make) {
+  record_step(device, make, [](TrainingRun& run, const TapeGraph& graph) {
+    std::set<PathId> shards, dropouts;
+    const auto note = [&](Module& m) {
+      if (dynamic_cast<const Dropout*>(&m) != nullptr) dropouts.insert(m.path());
+      const auto* const all = dynamic_cast<const ShardedLayer*>(&m);
+      for (std::size_t i = 0; all != nullptr && i < all->shards().size(); ++i) shards.insert(all->shards()[i]->path());
+    };
+    for (Module* const module : dynamic_cast<TrainerRun&>(run).program().modules()) module->for_each_module(note);
+    std::vector<bool> is_inside(graph.values.size()), is_end(graph.values.size());
+    for (const TapeGraph::Node& node : graph.nodes) {
+      const bool is_shard = shards.contains(node.path), is_entry = node.is<dist::CopyToGroup>();
+      const bool is_sum = node.is<dist::AllReduce>(), is_view = node.type->cost == ops::Cost::view && !is_entry;
+      const auto is_made_inside = [&](std::uint32_t v) { return v != TapeGraph::none && is_inside[v]; };
+      if (!is_shard && !is_entry && std::ranges::none_of(node.inputs, is_made_inside)) continue;
+      is_inside[node.output] = !is_sum;
+      is_end[node.output] = is_shard || (is_view && is_end[node.inputs[0]]);
+      std::string expected = dropouts.contains(node.path) && !is_shard ? "it in options.ranks.sharded" : "";
+      for (std::size_t i = 0; i < node.inputs.size() && !is_entry; ++i) {
+        const std::uint32_t v = node.inputs[i];
+        if (is_sum && !is_end[v]) expected = "its function to end with the row-sharded layer";
+        const bool is_whole = !is_sum && node.needs[static_cast<int>(i)] && !is_inside[v];
+        if (!is_whole || (is_shard && graph.values[v].is_leaf)) continue;
+        expected = "a shard or a constant, got a whole tensor " + to_string(graph.values[v].shape);
+      }
+      if (expected.empty()) continue;
+      throw ValueError("trainer: " + quote(path_name(node.path)) + ": " + node.type->name +
+                       " within nn::run_sharded: expected " + expected);
+    }
+  });
+}
 
 void TrainerCore::check() const {
   const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
@@ -182,6 +215,12 @@ void TrainerCore::check() const {
     refuse(ranks.sharded.empty()
                ? std::string("options.ranks.tensor_parallel: expected layers in options.ranks.sharded")
                : "options.ranks.sharded: expected a tensor_parallel of at least 2, got 1");
+  }
+  for (const ShardedChild& child : ranks.sharded) {
+    const auto count = std::ranges::count(ranks.sharded, child.name, &ShardedChild::name);
+    if (count == 1 && (child.stretches == 1 || (child.stretches > 1 && child.kind == Sharding::column))) continue;
+    refuse("options.ranks.sharded: " + quote(child.name) + ": expected it once, with 1 stretch or a column's, got it " +
+           std::to_string(count) + " times with " + std::to_string(child.stretches));
   }
   if (ranks.ranks == nullptr && ranks.zero != 0) {
     refuse("options.ranks.zero: " + std::to_string(ranks.zero) +

@@ -229,6 +229,8 @@ void TrainerCore::add_shape(std::int64_t step, const StepKey& key) {
   if (options_.captures_steps && !known.empty()) {
     refuse("captures_steps: expected", key.shapes + (key.values.empty() ? "" : "; " + key.values));
   }
+  for (std::size_t part = 0; part < program_->part_names().size() && options_.ranks.tensor_parallel > 1; ++part)
+    check_shards(options_.device, part_steps({step, key.is_frozen}, part));
   auto shape = std::make_unique<ShapePlan>();
   shape->shapes = key.shapes;
   shape->values = {key.values};

@@ -187,8 +187,9 @@ void check_sharded(const std::vector<Module*>& modules, const std::vector<Sharde
         if (layer == nullptr || is_replacement(m) || !ends_as(path_name(m.path()), child.name)) return;
         const Layer* const other = layer->replacement();
         const bool is_linear = dynamic_cast<const Linear*>(layer) != nullptr;
+        const bool is_drop = dynamic_cast<const Dropout*>(layer) != nullptr;
         const bool is_table = dynamic_cast<const VocabularyParallelEmbedding*>(other) != nullptr;
-        if (child.kind == Sharding::vocabulary ? !is_table : child.kind == Sharding::element ? is_linear : !is_linear) {
+        if (child.kind == Sharding::vocabulary ? !is_table : child.kind == Sharding::element ? !is_drop : !is_linear) {
           refuse(child, child.kind == Sharding::vocabulary ? "an embedding"
                         : child.kind == Sharding::element  ? "a dropout"
                                                            : "a linear layer");

@@ -53,6 +53,9 @@ inline constexpr const char* rate_step_key = "trainer.rate_step";
 /// Whether a key of the metadata belongs to the run's state rather than to an option.
 bool is_state_key(const std::string& key);
 
+/// Throws ValueError if a function of run_sharded does more than compute a shard: gradients or sums would be wrong.
+void check_shards(memory::Device device, const MakeRun& make);
+
 class TrainerRun : public TrainingRun, public LoopedRun {
  public:
   /// The run resumes from a checkpoint of `first_step` steps, of which `first_skipped` skipped their batch.

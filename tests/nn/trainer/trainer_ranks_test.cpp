@@ -169,18 +169,25 @@ namespace {
 
 constexpr std::int64_t shards_words = 37, shards_heads = 4, shards_head = 12, shards_width = shards_heads * shards_head;
 
+/// Work within run_sharded that is not a shard's.
+enum class Misplaced : std::uint8_t { nothing, norm, outer, sum, activation };
+
 /// A small transformer whose embedding, attention and feed-forward layers can be sharded.
 class Words : public nn::Module {
  public:
-  explicit Words(double dropout)
+  explicit Words(double dropout, Misplaced misplaced = Misplaced::nothing)
       : ids_(child<nn::Embedding>("ids", shards_words, shards_width)),
         norm_(child<nn::LayerNorm>("norm", shards_width)),
         qkv_(child<nn::Linear>("qkv", shards_width, 3 * shards_width)),
         out_(child<nn::Linear>("out", shards_width, shards_width)),
         up_(child<nn::Linear>("up", shards_width, 4 * shards_width)),
         drop_(child<nn::Dropout>("drop", dropout)),
-        down_(child<nn::Linear>("down", 4 * shards_width, shards_width)),
-        head_(child<nn::Linear>("head", shards_width, shards_words)) {}
+        down_(child<nn::Linear>(
+            "down", 4 * shards_width, shards_width, nn::TensorOptions(),
+            nn::LinearOptions{.activation = misplaced == Misplaced::activation ? kernels::Activation::relu
+                                                                               : kernels::Activation::none})),
+        head_(child<nn::Linear>("head", shards_width, shards_words)),
+        misplaced_(misplaced) {}
   /// (B, T) -> (B T, words)
   Tensor operator()(const Tensor& ids) {
     const Tensor x = ids_(ids);
@@ -188,7 +195,12 @@ class Words : public nn::Module {
                            const Tensor qkv = qkv_(y);
                            return out_(attention(qkv, qkv.size(2) / (3 * shards_head)));
                          }));
-    const Tensor z = add(h, nn::run_sharded(h, down_, [&](const Tensor& y) { return down_(drop_(gelu(up_(y)))); }));
+    const Tensor z = add(h, nn::run_sharded(h, down_, [&](const Tensor& y) {
+                           const Tensor& read = misplaced_ == Misplaced::outer ? h : y;
+                           const Tensor up = up_(misplaced_ == Misplaced::norm ? norm_(read) : read);
+                           const Tensor down = reshape(down_(drop_(gelu(up))), y.shape());
+                           return misplaced_ == Misplaced::sum ? add(down, y) : down;
+                         }));
     return reshape(head_(z), {ids.elements(), shards_words});
   }
 
@@ -198,13 +210,14 @@ class Words : public nn::Module {
   nn::Linear &qkv_, &out_, &up_;
   nn::Dropout& drop_;
   nn::Linear &down_, &head_;
+  Misplaced misplaced_;
 };
 
 const std::vector<nn::ShardedChild> words_sharded = {
     {"ids", nn::Sharding::vocabulary}, {"qkv", nn::Sharding::column, 3}, {"out", nn::Sharding::row},
     {"up", nn::Sharding::column},      {"drop", nn::Sharding::element},  {"down", nn::Sharding::row}};
 
-nn::TrainedProgram<Words, Tensor> words_program(double dropout = 0.2) {
+nn::TrainedProgram<Words, Tensor> words_program(double dropout = 0.2, Misplaced misplaced = Misplaced::nothing) {
   const auto loss = [](Words& net, const Tensor& ids) {
     const std::int64_t last = ids.size(1) - 1;
     const Tensor next = slice(ids, 1, 1, last + 1);
@@ -216,7 +229,7 @@ nn::TrainedProgram<Words, Tensor> words_program(double dropout = 0.2) {
     return from_host(ids, {48, 96}, device);
   };
   return {
-      .model = [=](memory::Device) { return std::make_unique<Words>(dropout); },
+      .model = [=](memory::Device) { return std::make_unique<Words>(dropout, misplaced); },
       .optimizer =
           [](Words& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.rate = 3e-3}); },
       .loss = loss,
@@ -358,12 +371,13 @@ TEST_CASE("trainer: layers made without options are of its device and precision"
 }
 
 TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
-  const auto refused = [](const std::function<void(nn::RankOptions&)>& change) -> std::string {
+  const auto refused = [](const std::function<void(nn::RankOptions&)>& change,
+                          Misplaced misplaced = Misplaced::nothing) -> std::string {
     nn::TrainerOptions options;
     options.ranks = {.tensor_parallel = 2, .sharded = words_sharded};
     change(options.ranks);
     try {
-      nn::Trainer<Words, Tensor>(words_program(), options).step();
+      nn::Trainer<Words, Tensor>(words_program(0.2, misplaced), options).step();
     } catch (const ValueError& error) {
       return error.what();
     }
@@ -372,6 +386,7 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
   struct Row {
     std::function<void(nn::RankOptions&)> change;
     const char* text;
+    Misplaced misplaced = Misplaced::nothing;
   };
   const Row rows[] = {
       {[](auto& o) { o.tensor_parallel = 0; }, "options.ranks.tensor_parallel: expected at least 1, got 0"},
@@ -382,7 +397,10 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
          o.sharded.push_back({"gate", nn::Sharding::column});
        },
        "options.ranks.sharded: 'gate': expected the end of the path of a layer of the model"},
-      {[](auto& o) { o.sharded[1].kind = nn::Sharding::element; }, "'qkv': expected a dropout"},
+      {[](auto& o) {
+         o.sharded[1] = {"qkv", nn::Sharding::element};
+       },
+       "'qkv': expected a dropout"},
       {[](auto& o) { o.sharded[4].kind = nn::Sharding::row; }, "'drop': expected a linear layer"},
       {[](auto& o) {
          o.sharded.push_back({"head", nn::Sharding::vocabulary});
@@ -396,13 +414,26 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
       {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 stretches are not divisible by 5 shards"},
       {[](auto& o) { o.tensor_parallel = 5, o.sharded.erase(o.sharded.begin() + 1); },
        "'out': 48 inputs are not divisible by 5 shards"},
+      {[](auto& o) { o.sharded[1].stretches = 0; },
+       "'qkv': expected it once, with 1 stretch or a column's, got it 1 times with 0"},
+      {[](auto& o) { o.sharded[2].stretches = 3; }, "'out': expected it once"},
+      {[](auto& o) {
+         o.sharded.push_back({"up", nn::Sharding::row});
+       },
+       "'up': expected it once"},
+      {[](auto& o) { o.sharded[0].kind = nn::Sharding::element; }, "'ids': expected a dropout"},
+      {[](auto& o) { o.sharded.erase(o.sharded.begin() + 4); }, "'drop': dropout within nn::run_sharded: expected it"},
+      {[](auto&) {}, "'norm': layer_norm within nn::run_sharded: expected a shard or a constant", Misplaced::norm},
+      {[](auto&) {}, "'up.0': linear within nn::run_sharded: expected a shard or a constant", Misplaced::outer},
+      {[](auto&) {}, "all_reduce within nn::run_sharded: expected its function to end with", Misplaced::sum},
+      {[](auto&) {}, "'down': expected no activation", Misplaced::activation},
   };
   {
     const nn::LayerScope fp8({.fp8 = nn::Fp8Recipe()});
     CHECK(refused([](auto&) {}).find("'qkv': a layer in shards has no FP8") != std::string::npos);
   }
   for (const Row& row : rows) {
-    const std::string text = refused(row.change);
+    const std::string text = refused(row.change, row.misplaced);
     INFO(text);
     CHECK(text.find(row.text) != std::string::npos);
   }
