@@ -377,13 +377,9 @@ void TrainerCore::require_alike() const {
   const memory::Stack stack = memory::make_resource(on);
   const ResourceScope scope(stack.top);
   TrainerRun run(*program_, options_, on, {});
-  const std::vector<std::string> names = program_->part_names();
-  for (std::size_t part = 0; part < names.size(); ++part) {
-    const optim::Optimizer& optimizer = run.program().optimizer(part);
-    traits.push_back({"the optimizer of part " + quote(names[part]), optimizer.name()});
-    for (const auto& [key, value] : settings_of(options_, names[part], optimizer, optimizer.group_settings()))
-      traits.push_back({key, value});
-  }
+  for (const auto& [key, value] : run.settings()) traits.push_back({key, value});
+  for (std::size_t part = 0; part < program_->part_names().size(); ++part)
+    traits.push_back({"optimizer " + std::to_string(part), run.program().optimizer(part).name()});
   traits.push_back({"device", options_.device.is_cuda() ? "cuda" : "cpu"});
   add("seed", static_cast<std::int64_t>(options_.seed));
   add("steps", options_.steps);
@@ -393,6 +389,12 @@ void TrainerCore::require_alike() const {
   add("ranks.bucket_bytes", static_cast<std::int64_t>(options_.ranks.bucket_bytes));
   add("ranks.read_ahead", options_.ranks.read_ahead);
   add("ranks.tensor_parallel", options_.ranks.tensor_parallel);
+  add("patience", options_.patience);
+  traits.push_back({"best", options_.best});
+  traits.push_back({"hardware", options_.hardware});
+  add("planner.spilling", 2 * options_.planner.spilling.offloads + options_.planner.spilling.packs);
+  add("step.on_gradients", options_.step.on_gradients != nullptr);
+  for (const std::int64_t step : options_.example_steps) add("example_steps " + std::to_string(step), step);
   for (const ShardedChild& s : options_.ranks.sharded) {
     traits.push_back({"ranks.sharded " + quote(s.name),
                       std::to_string(static_cast<int>(s.kind)) + ", " + std::to_string(s.stretches)});

@@ -506,6 +506,18 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
       {[](auto& o, int rank) { o.ranks.zero = 3, o.ranks.read_ahead = rank; }, "ranks.read_ahead 0 and 1"},
       {[](auto& o, int rank) { o.save = rank > 0 ? "a file" : ""; }, "save none and a file"},
       {[&](auto& o, int rank) { o.save = folder / "file", o.save_every = 1 + rank; }, "save_every 1 and 2"},
+      {[](auto& o, int rank) { o.evaluate_every = 1, o.patience = rank; }, "patience 0 and 1"},
+      {[&](auto& o, int rank) { o.best = rank == 0 ? folder / "best" : ""; }, "best and none"},
+      {[](auto& o, int rank) {
+         o.example_steps = {0, 1 + rank};
+       },
+       "example_steps 1 1 and none"},
+      {[](auto& o, int rank) { o.budget_bytes = 1 << 24, o.planner.spilling.packs = rank > 0; },
+       "planner.spilling 0 and 1"},
+      {[](auto& o, int rank) {
+         if (rank > 0) o.step.on_gradients = [](const std::vector<optim::Named>&) {};
+       },
+       "on_gradients 0 and 1"},
   };
   for (const Row& row : rows) {
     INFO(row.text);
