@@ -167,6 +167,8 @@ std::vector<std::string> renewed(const std::vector<std::string>& shown, const st
 }
 
 std::string prose_of(const std::string& text, bool keeps_bold) {
+  static const std::regex formula("\\$[^$]*\\$"), code("`[^`]*`"), target("\\]\\([^)]*\\)"), star("[*]"),
+      mark("[#>|\\[\\]]");
   std::string prose;
   bool is_code = false, is_formula = false;
   for (std::string line : lines_of(text)) {
@@ -180,11 +182,11 @@ std::string prose_of(const std::string& text, bool keeps_bold) {
       if (line.ends_with("$$")) is_formula = false;
       continue;
     }
-    line = std::regex_replace(line, std::regex("\\$[^$]*\\$"), " x ");
-    line = std::regex_replace(line, std::regex("`[^`]*`"), " x ");
-    line = std::regex_replace(line, std::regex("\\]\\([^)]*\\)"), "] ");
-    if (!keeps_bold) line = std::regex_replace(line, std::regex("[*]"), "");
-    line = std::regex_replace(line, std::regex("[#>|\\[\\]]"), " ");
+    line = std::regex_replace(line, formula, " x ");
+    line = std::regex_replace(line, code, " x ");
+    line = std::regex_replace(line, target, "] ");
+    if (!keeps_bold) line = std::regex_replace(line, star, "");
+    line = std::regex_replace(line, mark, " ");
     prose += line + "\n";
   }
   return prose;
@@ -226,12 +228,15 @@ void write_pictures(const std::string& prefix, std::size_t count) {
   files_test::write_text_file(prefix + "-labels-idx1-ubyte", labels);
 }
 
-/// The chapters' prose in ASCII.
-std::string sample_text() {
-  std::string text;
-  for (const Chapter& chapter : chapters()) text += prose_of(chapter.text);
-  std::erase_if(text, [](char c) { return c != '\n' && (c < ' ' || c > '~'); });
-  return text.substr(0, 20'000);
+/// The beginning of the chapters' prose in ASCII, made once: it reads the whole project.
+const std::string& sample_text() {
+  static const std::string sample = [] {
+    std::string text;
+    for (const Chapter& chapter : chapters()) text += prose_of(chapter.text);
+    std::erase_if(text, [](char c) { return c != '\n' && (c < ' ' || c > '~'); });
+    return text.substr(0, 20'000);
+  }();
+  return sample;
 }
 
 }  // namespace
