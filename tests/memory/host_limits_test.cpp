@@ -3,8 +3,6 @@
 #include <thimble/memory/process/host_limits.h>
 
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 
@@ -12,12 +10,14 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 
+#include "program/spawned.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/sanitizer.h"
 
 using namespace thimble;
 using namespace files_test;
+using spawned_test::in_child;
 
 namespace {
 
@@ -77,16 +77,6 @@ std::string refusal_of(const memory::HostNeed& need, const std::vector<memory::H
     return error.what();
   }
   return "";
-}
-
-/// Runs `body` in a child process and returns its result; 255 if the child died.
-template <class Body>
-int in_child(Body&& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +15,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
 
+#include "program/spawned.h"
 #include "support/catch.h"
 #include "support/sanitizer.h"
 
@@ -26,18 +25,9 @@ using thimble::OutOfMemory;
 using thimble::memory::Arena;
 using thimble::memory::Block;
 namespace process = thimble::process;
+using spawned_test::in_child;
 
 constexpr std::size_t process_MiB = std::size_t{1} << 20;
-
-/// Runs `body` in a child process and returns its result; 255 if the child died.
-template <class Body>
-int in_child(Body&& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
-}
 
 std::size_t arena_rss(const Arena& arena) { return process::mapping_rss_bytes(arena.base(), arena.reserved_bytes()); }
 

@@ -184,6 +184,9 @@ TEST_CASE("data source: image batches", "[data]") {
   CHECK_THROWS_AS(ImageSource(images, 0, 4, 1, 1, {{0}, {1, 1}}), ValueError);
   CHECK_THROWS_AS(ImageSource(images, 0, 4, 1, 1, {{0, 0}, {1, 0}}), ValueError);
   CHECK_THROWS_AS(measure_normalization(Images{}, 0, 1), ValueError);
+  Images wide{1, 1, 1400, 3, 10, {}, {0}};  // more values than are read at a time
+  for (int i = 0; i < 4200; ++i) wide.pixels.push_back(static_cast<std::uint8_t>(40 * (i % 3)));
+  CHECK(measure_normalization(wide, 0, 1).mean == std::vector<float>{0, 40.0f / 255, 80.0f / 255});
 }
 
 TEST_CASE("data source: token batches", "[data]") {

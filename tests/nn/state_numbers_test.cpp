@@ -194,15 +194,19 @@ TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[op
   const files_test::TemporaryFolder folder;
   RandomGenerator generator(1);
   const GeneratorScope scope(generator);
-  for (const bool is_factored : {false, true}) {
-    nn::Linear model(288, 256);  // state larger than one block of a file
+  for (const auto& [is_factored, dtype] :
+       {std::pair{false, DType::f32}, {true, DType::f32}, {false, DType::bf16}, {false, DType::f64}}) {  // of moments
+    const DType own = dtype == DType::f64 ? dtype : DType::f32;
+    nn::Linear model(288, 256, {.dtype = own});  // state larger than one block of a file
     std::unique_ptr<optim::Optimizer> optimizer;
     if (is_factored) {
       optimizer = std::make_unique<optim::Adafactor>(model.trainable(), optim::AdafactorOptions{});
     } else {
-      optimizer = std::make_unique<optim::Adam>(model.trainable(), optim::AdamOptions{});
+      optim::AdamOptions options;
+      if (dtype == DType::bf16) options.moments = {.dtype = dtype, .smallest = 1};
+      optimizer = std::make_unique<optim::Adam>(model.trainable(), options);
     }
-    const Tensor x = randn({16, 288});
+    const Tensor x = randn({16, 288}, own);
     nn::training_step(*optimizer, [&](std::int64_t) { return mean(square(model(x))); });
     nn::save_checkpoint(folder / "good", model, *optimizer, generator);
     const auto before = all_of(model, *optimizer);
@@ -214,7 +218,11 @@ TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[op
       const auto last = static_cast<std::size_t>(s.tensor.elements()) - 1;
       std::string place;
       for (const std::int64_t size : s.tensor.shape()) place += (place.empty() ? "" : ", ") + std::to_string(size - 1);
-      files_test::rewrite_element(folder / "good", folder / "bad", "optimizer." + s.name, last, -1.0f);
+      REQUIRE(s.tensor.dtype() == dtype);
+      const auto put = [&](auto minus_one) {
+        files_test::rewrite_element(folder / "good", folder / "bad", "optimizer." + s.name, last, minus_one);
+      };
+      dtype == DType::f64 ? put(-1.0) : dtype == DType::f32 ? put(-1.0f) : put(std::uint16_t{0xBF80});
       const std::string error = error_of([&] { nn::load_checkpoint(folder / "bad", model, *optimizer, generator); });
       INFO(s.name << ": " << error);
       if (is_square) {

@@ -87,7 +87,7 @@ TEST_CASE("ops: rotary positions", "[ops][quick]") {
       {.theta = 100, .scaling = RotaryScaling{8, 1, 4, 32}},
       {.theta = 100, .scaling = RotaryScaling{3, 1, 4, 32, RotaryKind::linear}},
       {.theta = 100, .scaling = RotaryScaling{3, 1, 4, 2, RotaryKind::dynamic}},
-      {.theta = 100, .first_position = 1, .scaling = RotaryScaling{3, 1, 4, 32, RotaryKind::dynamic}},
+      {.theta = 100, .first_position = 40, .scaling = RotaryScaling{3, 1, 4, 32, RotaryKind::dynamic}},
       {.theta = 50, .scaling = RotaryScaling{3, 1, 4, 64, RotaryKind::yarn, 1.3, false}},
       {.theta = 50, .first_position = 2, .scaling = RotaryScaling{7, 1, 32, 512, RotaryKind::yarn, 1.1}}};
   for (const RotaryOptions& o : cases) {

@@ -56,6 +56,11 @@ std::unique_ptr<Net> make_net(memory::Device device = cpu, DType dtype = DType::
   return std::make_unique<Net>(device, dtype);
 }
 
+Tensor step_of(optim::Optimizer& optimizer, Net& net, const nn::StepOptions& options, double kick = 1) {
+  const auto loss = [&](std::int64_t) { return net.loss(kick); };
+  return nn::training_step(optimizer, loss, options);
+}
+
 std::vector<std::vector<double>> all_of(const Net& net, const optim::Optimizer& optimizer) {
   std::vector<std::vector<double>> all;
   for (const auto& p : net.parameters()) all.push_back(to_host<double>(p.tensor));
@@ -118,15 +123,15 @@ TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "
     const GeneratorScope scope(generator);
     const auto net = make_net();
     optim::Adam adam(net->trainable(), {.rate = 1e-2});
+    adam.set_gradient_factor(0.5);
     nn::StepOptions options;
     options.clip_norm = clip_norm;
     options.scaler = scaler;
     options.fuses_optimizer = fuses;
     std::vector<double> losses;
     for (int i = 0; i < 5; ++i) {
-      losses.push_back(item(nn::training_step(
-          adam, [&](std::int64_t) { return net->loss(); }, options)));
-      CHECK(adam.gradient_factor() == 1);
+      losses.push_back(item(step_of(adam, *net, options)));
+      CHECK(adam.gradient_factor() == 0.5);
     }
     auto all = all_of(*net, adam);
     all.push_back(losses);
@@ -149,15 +154,14 @@ TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "
 
 TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[scaler][precision]") {
   using Make = std::function<std::unique_ptr<optim::Optimizer>(const Net&)>;
+  const optim::MomentFormat narrow{.dtype = DType::u8, .smallest = 1};
   const std::vector<Make> makes{
       [](const Net& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.momentum = 0.9}); },
-      [](const Net& net) {
-        return std::make_unique<optim::Sgd>(
-            net.trainable(), optim::SgdOptions{.momentum = 0.9, .moments = {.dtype = DType::u8, .smallest = 1}});
+      [&](const Net& net) {
+        return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.momentum = 0.9, .moments = narrow});
       },
-      [](const Net& net) {
-        return std::make_unique<optim::Adam>(net.trainable(),
-                                             optim::AdamOptions{.moments = {.dtype = DType::u8, .smallest = 1}});
+      [&](const Net& net) {
+        return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{.moments = narrow});
       },
       [](const Net& net) { return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{}); }};
   for (const Make& make : makes) {
@@ -170,10 +174,7 @@ TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[sca
       nn::StepOptions options;
       options.scaler = scaler;
       const auto before = all_of(*net, *optimizer);
-      for (int i = 0; i < 3; ++i) {
-        nn::training_step(
-            *optimizer, [&](std::int64_t) { return net->loss(); }, options);
-      }
+      for (int i = 0; i < 3; ++i) step_of(*optimizer, *net, options);
       CHECK(all_of(*net, *optimizer) != before);
       return all_of(*net, *optimizer);
     };
@@ -191,18 +192,15 @@ TEST_CASE("grad_scaler: a step whose gradients are not finite is skipped", "[sca
     GradScaler scaler;
     nn::StepOptions options;
     options.scaler = &scaler;
-    nn::training_step(
-        adam, [&](std::int64_t) { return net->loss(); }, options);
+    step_of(adam, *net, options);
     const auto before = all_of(*net, adam);
     const std::uint64_t step = generator.step();
-    nn::training_step(
-        adam, [&](std::int64_t) { return net->loss(kick); }, options);
+    step_of(adam, *net, options, kick);
     CHECK(all_of(*net, adam) == before);
     CHECK(generator.step() == step + 1);
     CHECK(scaler.state() == GradScaler::State{32768, 0, 1});
     for (const auto& p : net->parameters()) CHECK_FALSE(p.tensor.grad().defined());
-    nn::training_step(
-        adam, [&](std::int64_t) { return net->loss(); }, options);
+    step_of(adam, *net, options);
     CHECK(all_of(*net, adam) != before);
     CHECK(scaler.state() == GradScaler::State{32768, 1, 1});
   }
@@ -228,9 +226,7 @@ TEST_CASE("grad_scaler: a step that throws leaves it as it was", "[scaler][preci
                       sgd, [&](std::int64_t) { return cast(net->loss(), DType::f16); }, options),
                   DTypeError);
   options.fuses_optimizer = nn::FusedUpdate::unsecured;
-  CHECK_THROWS_AS(nn::training_step(
-                      sgd, [&](std::int64_t) { return net->loss(); }, options),
-                  PlanError);
+  CHECK_THROWS_AS(step_of(sgd, *net, options), PlanError);
   CHECK(scaler.state() == GradScaler().state());
 }
 
@@ -249,10 +245,7 @@ TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "
   GradScaler scaler;
   nn::StepOptions options;
   options.scaler = &scaler;
-  const auto step = [&] {
-    nn::training_step(
-        plain, [&](std::int64_t) { return net->loss(); }, options);
-  };
+  const auto step = [&] { step_of(plain, *net, options); };
   CHECK_THROWS_AS(step(), ValueError);
   options.scaler = nullptr;
   step();
@@ -270,9 +263,7 @@ TEST_CASE("grad_scaler: dry runs plan a step that is not skipped", "[scaler][pre
     nn::StepOptions options;
     options.scaler = &scaler;
     options.clip_norm = 1;
-    for (int i = 0; i < 2; ++i)
-      nn::training_step(
-          adam, [&](std::int64_t) { return net->loss(kick); }, options);
+    for (int i = 0; i < 2; ++i) step_of(adam, *net, options, kick);
     CHECK(scaler.state().skipped_steps == (kick > 1 && !device.is_dry ? 2 : 0));
     return stack;
   };

@@ -95,6 +95,10 @@ struct Row {
 };
 
 using List = const std::vector<Named>&;
+template <class Rule, class Options>
+std::unique_ptr<Optimizer> made(List list, double rate, double decay, int rank) {
+  return std::make_unique<Rule>(list, Options{.rate = rate, .weight_decay = decay, .smallest_decayed_rank = rank});
+}
 const std::vector<Row> rows{
     {"sgd", [](List l) { return make_sgd(l, 0, 0, false); }, sgd_plain, 0, 0, 0, "sgd"},
     {"sgd, decay", [](List l) { return make_sgd(l, 0, 0.1, false); }, sgd_plain, 0.1, 0, 0, "sgd"},
@@ -207,37 +211,30 @@ TEST_CASE("optim: parameters without a gradient are left alone", "[optim]") {
 TEST_CASE("optim: groups have a rate and a decay, as optimizers of their parameters would", "[optim]") {
   struct Maker {
     const char* name;
-    std::unique_ptr<Optimizer> (*make)(std::vector<Named> list, double rate, double decay);
+    double decay_of_vector;
+    std::unique_ptr<Optimizer> (*make)(List list, double rate, double decay, int smallest_decayed_rank);
   };
-  const Maker makers[] = {
-      {"sgd",
-       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
-         return std::make_unique<Sgd>(std::move(list),
-                                      SgdOptions{.rate = rate, .momentum = 0.9, .weight_decay = decay});
-       }},
-      {"adamw",
-       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
-         return std::make_unique<Adam>(std::move(list),
-                                       AdamOptions{.rate = rate, .weight_decay = decay, .is_decoupled = true});
-       }},
-      {"adafactor",
-       [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
-         return std::make_unique<Adafactor>(std::move(list), AdafactorOptions{.rate = rate, .weight_decay = decay});
-       }},
-      {"adam-mini", [](std::vector<Named> list, double rate, double decay) -> std::unique_ptr<Optimizer> {
-         return std::make_unique<AdamMini>(std::move(list), AdamMiniOptions{.rate = rate, .weight_decay = decay});
-       }}};
-  const std::vector<ParameterGroup> groups{
-      {.has = [](const Named& p) { return p.tensor.rank() == 1; }, .rate_factor = 0.25, .weight_decay = 0},
-      {.has = [](const Named& p) { return p.name == "p0"; }, .rate_factor = 3}};
+  const Maker makers[] = {{"sgd", 0,
+                           [](List list, double rate, double decay, int) -> std::unique_ptr<Optimizer> {
+                             return std::make_unique<Sgd>(
+                                 list, SgdOptions{.rate = rate, .momentum = 0.9, .weight_decay = decay});
+                           }},
+                          {"adamw", 0.05, made<Adam, AdamOptions>},
+                          {"adafactor", 0.05, made<Adafactor, AdafactorOptions>},
+                          {"adam-mini", 0.05, made<AdamMini, AdamMiniOptions>}};
   for (const Maker& maker : makers) {
     INFO(maker.name);
+    const double own = maker.decay_of_vector;  // though the rule decays matrices only
+    const std::vector<ParameterGroup> groups{
+        {.has = [](const Named& p) { return p.tensor.rank() == 1; }, .rate_factor = 0.25, .weight_decay = own},
+        {.has = [](const Named& p) { return p.name == "p0"; }, .rate_factor = 3}};
     const std::vector<Named> list = make_parameters(DType::f32), apart = make_parameters(DType::f32);
-    const auto together = maker.make(list, 0.02, 0.1);
+    const auto together = maker.make(list, 0.02, 0.1, 2);
     together->set_groups(groups);
-    const auto of_vector = maker.make({apart[1]}, 0.02 * 0.25, 0), of_matrix = maker.make({apart[0]}, 0.02 * 3, 0.1);
+    const auto of_vector = maker.make({apart[1]}, 0.02 * 0.25, own, 0);
+    const auto of_matrix = maker.make({apart[0]}, 0.02 * 3, 0.1, 0);
     const auto unlike = make_parameters(DType::f32);
-    const auto plain = maker.make(unlike, 0.02, 0.1);
+    const auto plain = maker.make(unlike, 0.02, 0.1, 2);
     for (int step = 1; step <= 3; ++step) {
       for (const auto* of : {&list, &apart, &unlike}) set_gradients(*of, step, DType::f32);
       for (Optimizer* const optimizer : {together.get(), of_vector.get(), of_matrix.get(), plain.get()}) {
@@ -248,7 +245,7 @@ TEST_CASE("optim: groups have a rate and a decay, as optimizers of their paramet
       CHECK(to_host<double>(list[p].tensor) == to_host<double>(apart[p].tensor));
       CHECK(to_host<double>(list[p].tensor) != to_host<double>(unlike[p].tensor));
     }
-    const std::vector<Setting> expected{{"p0.rate_factor", 3}, {"p1.rate_factor", 0.25}, {"p1.weight_decay", 0}};
+    const std::vector<Setting> expected{{"p0.rate_factor", 3}, {"p1.rate_factor", 0.25}, {"p1.weight_decay", own}};
     CHECK((together->group_settings() == expected));
     together->set_groups({});
     CHECK(together->group_settings().empty());

@@ -19,6 +19,16 @@ namespace spawned_test {
 /// A child's exit status, or -n if signal n ended it.
 inline int ending(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
 
+/// Runs `body` in a copy of this process: its result, or -n if signal n ended it.
+template <class Body>
+int in_child(Body&& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body());
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return ending(status);
+}
+
 class Spawned {
  public:
   /// Runs `arguments` (the program first) with its output in two files. `is_first` makes it process 1 of a namespace.

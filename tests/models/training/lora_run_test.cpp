@@ -159,6 +159,9 @@ TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one th
     };
     refuses([](auto& o) { o.setup.lora.rank = 3; }, "was trained with `lora_rank` 4");
     refuses([](auto& o) { o.setup.lora.alpha = 9; }, "was trained without `lora_alpha`");
+    models::RunOptions by_default = rest;
+    by_default.setup.lora.alpha = 4;  // as the rank
+    CHECK_NOTHROW(models::Engine(by_default).plan());
     refuses([](auto& o) { o.setup.lora.targets = {"c_fc"}; }, "was trained without `lora_targets`");
     refuses([](auto& o) { models::set_base(o.setup, "int8"); }, "`base`");
     refuses([](auto& o) { o.setup.weights.clear(); }, "`weights` with the sum");

@@ -448,6 +448,9 @@ TEST_CASE("default rates: of every optimizer", "[program]") {
     setup.model = "char-gpt", setup.optimizer.name = "adamw", setup.sizes.width = width, setup.sizes.heads = 4;
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu)});
     CHECK(models::optimizer_numbers(setup).rate == Approx(expected).epsilon(1e-4));
+    setup.optimizer.rate = 0, setup.optimizer.weight_decay = 0, setup.optimizer.beta2 = 0;  // no defaults
+    const models::OptimizerNumbers zero = models::optimizer_numbers(setup);
+    CHECK((zero.rate == 0 && zero.weight_decay == 0 && zero.beta2 == 0.0));
   }
 }
 

@@ -110,6 +110,7 @@ TEST_CASE("sampling: a draw is where the running sum passes the number", "[nn][s
   CHECK(nn::token_chances(logits, {1, 0, 1}).front().token == 0);  // no cut-off: tokens keep their order
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   CHECK(nn::draw_token(std::vector<float>{0, lowest}, {1, 0, 1}, std::nextafter(1.0, 0.0)) == 0);
+  CHECK(nn::draw_token(std::vector<float>{lowest, 0}, {1, 0, 1}, 0) == 1);
   CHECK(nn::draw_token(std::vector<float>{2, 2, 1}, {0, 0, 1}, 0.9) == 0);  // ties go to the smaller token
 }
 

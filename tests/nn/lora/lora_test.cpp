@@ -473,6 +473,7 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
       {last, "\"layers_to_transform\": [0, 1], \"layers_pattern\": \"h\"", "no error"},
       {"[" + both + "]", "\"layers_to_transform\": 0",
        "layers_to_transform: expected all but layer 'transformer.h.1.up_proj'"},
+      {"[" + both + "]", "\"layers_to_transform\": 1", "no error"},
       {last, "\"layers_to_transform\": [0]", "layers_to_transform: expected all but layer 'transformer.h.1.up_proj'"},
       {last, "\"layers_to_transform\": [0, 1], \"layers_pattern\": [\"blocks\"]",
        "layers_to_transform: expected all but"},

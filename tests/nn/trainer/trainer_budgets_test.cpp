@@ -168,7 +168,9 @@ TEST_CASE("trainer: the process's bytes have the threads of every tier, and the 
   if (at.empty()) return;
   const TemporaryFolder folder;
   nn::TrainerOptions options{.process_budget_bytes = std::size_t{1} << 40, .steps = 2};
-  const auto outside = [&] { return nn::Trainer<Rivals, Batch>(rivals({}), options).plan().outside; };
+  auto own = rivals({});
+  own.evaluate = [](Rivals&, memory::Device) { return 1.0; };  // `best` needs it
+  const auto outside = [&] { return nn::Trainer<Rivals, Batch>(own, options).plan().outside; };
   const memory::OutsideBytes plain = outside();
   const auto of_threads = [](int tiers) {
     return memory::outside_bytes({}, {.tier_threads = tiers * memory::FileTier::Options().workers}).threads;
@@ -184,7 +186,8 @@ TEST_CASE("trainer: the process's bytes have the threads of every tier, and the 
   }
   options.offload = {};
   CHECK(plain.staging == 0);
-  for (std::string nn::TrainerOptions::*const file : {&nn::TrainerOptions::save, &nn::TrainerOptions::resume}) {
+  using Files = nn::TrainerOptions;
+  for (std::string Files::*const file : {&Files::save, &Files::best, &Files::resume}) {
     options.*file = folder / "file";
     CHECK(outside().staging == nn::file_staging_bytes);
     options.*file = "";

@@ -1,5 +1,6 @@
 // Files of a trainer with a user's model: checkpoints, resuming, curves, and their state after a failed run.
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -170,7 +171,9 @@ TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[traine
   options.save.clear();
   options.save_every = 0, options.keep = 1;
   Own again(small_program(), options);
-  CHECK(run(again).losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
+  const Ended rest = run(again);
+  CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
+  CHECK(rest.report.loss_first == all.losses[3]);
 }
 
 TEST_CASE("trainer: a loss that is no number ends the run, and the checkpoint before it stays", "[trainer]") {
@@ -400,18 +403,21 @@ TEST_CASE("trainer: a step without a loss says nothing of the checkpoint before 
   CHECK_FALSE(std::filesystem::exists(options.save));
 }
 
-TEST_CASE("trainer: of checkpoints of one time the latest step stays", "[trainer]") {
-  const TemporaryFolder folder;
-  const std::string path = folder / "x";
-  for (const char* const step : {"3", "4", "10"}) files_test::write_text_file(path + ".step-" + step, step);
-  const auto time = std::filesystem::last_write_time(path + ".step-3");
-  for (const char* const step : {"4", "10"}) std::filesystem::last_write_time(path + ".step-" + step, time);
-  nn::CheckpointKeeper keeper({.path = path, .keep = 2});
-  keeper.save(11, [&](const std::string& to) { files_test::write_text_file(to, "11"); });
-  CHECK(folder.entries() == 4);
-  keeper.confirm();
-  CHECK(folder.entries() == 2);
-  CHECK(std::filesystem::exists(path + ".step-10"));
+TEST_CASE("trainer: the latest checkpoint stays, of several of one time that of the latest step", "[trainer]") {
+  for (const bool is_10_older : {false, true}) {  // as of a run that has begun again from an earlier step
+    const TemporaryFolder folder;
+    const std::string path = folder / "x";
+    for (const char* const step : {"3", "4", "10"}) files_test::write_text_file(path + ".step-" + step, step);
+    const auto time = std::filesystem::last_write_time(path + ".step-3");
+    std::filesystem::last_write_time(path + ".step-4", time);
+    std::filesystem::last_write_time(path + ".step-10", time - std::chrono::seconds(is_10_older ? 9 : 0));
+    nn::CheckpointKeeper keeper({.path = path, .keep = 2});
+    keeper.save(11, [&](const std::string& to) { files_test::write_text_file(to, "11"); });
+    CHECK(folder.entries() == 4);
+    keeper.confirm();
+    CHECK(folder.entries() == 2);
+    CHECK(std::filesystem::exists(path + (is_10_older ? ".step-4" : ".step-10")));
+  }
 }
 
 TEST_CASE("trainer: a checkpoint that is taken back leaves the one before it, and its step", "[trainer]") {

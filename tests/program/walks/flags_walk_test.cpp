@@ -305,7 +305,7 @@ class Walk {
     if (contains(row.with, "DISK") && offload_test::disk_folder().empty()) return "";
     if (row.command == "reproduce") return "";  // prints bytes of the process
     const std::string with_flag = command_line(row, row.flag + " " + value);
-    const program_test::Output was = run(command_without(row)), given = run(with_flag);
+    const program_test::Output was = plain(command_without(row)), given = run(with_flag);
     if (was.status != given.status) return "not the default, says the status: " + with_flag + "\n  " + given.error;
     if (was.status == 0) {
       const auto differences = walk_test::differences(was.out, given.out);
