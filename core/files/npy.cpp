@@ -81,10 +81,6 @@ class DictReader {
  private:
   [[noreturn]] void fail(std::size_t at, const std::string& why) const { throw FileError(path_, offset_ + at, why); }
 
- public:
-  bool is_unsigned() const noexcept { return is_unsigned_; }
-
- private:
   void read_value(std::string_view key, std::size_t at) {
     bool* seen = key == "descr"           ? &has_descr_
                  : key == "fortran_order" ? &has_order_
@@ -114,7 +110,7 @@ class DictReader {
                    allowed_descrs() + (is_big ? "; save it with astype('<" + std::string(text.substr(1)) + "')" : ""));
     }
     header_.dtype = found->dtype;
-    is_unsigned_ = found->is_unsigned;
+    header_.is_unsigned = found->is_unsigned;
   }
 
   void read_order() {
@@ -187,7 +183,7 @@ class DictReader {
   const std::string& path_;
   std::size_t at_ = 0;
   NpyHeader header_;
-  bool has_descr_ = false, has_order_ = false, has_shape_ = false, is_unsigned_ = false;
+  bool has_descr_ = false, has_order_ = false, has_shape_ = false;
   std::size_t is_fortran_at_ = 0;  // position of `True` in the dict, or 0
 };
 
@@ -239,7 +235,7 @@ void widen(std::span<std::byte> out) {
 }
 
 void widen(const NpyHeader& header, std::span<std::byte> out) {
-  if (!header.is_unsigned()) return;
+  if (!header.is_unsigned) return;
   header.dtype == DType::i32 ? widen<std::uint16_t, std::int32_t>(out) : widen<std::uint32_t, std::int64_t>(out);
 }
 
@@ -259,13 +255,12 @@ NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_
   if (extent.end > start.size()) throw FileError(path, start.size(), "the header is not within the bytes given");
   const std::string_view text(reinterpret_cast<const char*>(start.data()) + extent.begin,
                               static_cast<std::size_t>(extent.end) - extent.begin);
-  DictReader reader(text, extent.begin, path);
-  NpyHeader header = reader.read();
+  NpyHeader header = DictReader(text, extent.begin, path).read();
   header.data_offset = extent.end;
   const std::optional<std::uint64_t> bytes = checked_bytes(header.shape, size_of(header.dtype));
   if (!bytes) throw FileError(path, extent.begin, "the shape has more than 2^63 - 1 bytes");
   header.data_bytes = *bytes;
-  header.file_bytes = reader.is_unsigned() ? *bytes / 2 : *bytes;
+  header.file_bytes = header.is_unsigned ? *bytes / 2 : *bytes;
   const std::uint64_t available = file_bytes - header.data_offset, wanted = header.file_bytes;
   if (available != wanted)
     throw FileError(path, header.data_offset + std::min(available, wanted),

@@ -24,8 +24,7 @@ struct NpyHeader {
   std::uint64_t data_offset = 0;    ///< of the elements in the file
   std::uint64_t data_bytes = 0;     ///< of the elements in `dtype`
   std::uint64_t file_bytes = 0;     ///< of the elements in the file; half of data_bytes for unsigned types
-  /// '<u2' or '<u4', read as i32 or i64.
-  bool is_unsigned() const noexcept { return file_bytes != data_bytes; }
+  bool is_unsigned = false;         ///< '<u2' or '<u4', read as i32 or i64
 };
 
 /// A whole array in memory; elements are row-major and little-endian.

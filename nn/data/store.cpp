@@ -276,13 +276,13 @@ TokenStore open_tokens(const std::string& path) {
   const auto file = std::make_shared<const InputFile>(path);
   if (path.ends_with(".npy")) {
     const NpyHeader header = read_npy_header(path);
-    const bool is_narrow = header.is_unsigned() && header.dtype == DType::i32;
-    if (header.shape.size() != 1 || (!header.is_unsigned() && header.dtype != DType::i32)) {
+    const bool is_narrow = header.is_unsigned && header.dtype == DType::i32;
+    if (header.shape.size() != 1 || (!header.is_unsigned && header.dtype != DType::i32)) {
       throw FileError(path, 0, "the array is not a line of tokens; expected one axis of '<u2', '<u4' or '<i4'");
     }
     TokenStore store(ByteStore(file, header.data_offset, header.file_bytes), is_narrow ? 2 : 4);
     constexpr std::int64_t too_many = std::int64_t{1} << 31;  // from here on '<i4' is negative
-    if (const std::int64_t largest = header.is_unsigned() ? 0 : store.largest(); largest >= too_many) {
+    if (const std::int64_t largest = header.is_unsigned ? 0 : store.largest(); largest >= too_many) {
       throw FileError(
           path, header.data_offset,
           "token " + std::to_string(largest - 2 * too_many) + "; expected 0 to " + std::to_string(too_many - 1));

@@ -234,6 +234,9 @@ TEST_CASE("data: token files", "[files][data]") {
   open_tokens(folder / "a.bin").read(0, read);
   CHECK(std::equal(read.begin(), read.end(), tokens.begin(), tokens.end()));
   CHECK(open_tokens(file_of(folder, bytes_of(token_file(20240520, 1, 0, "")))).size() == 0);
+  write_text_file(folder / "none.npy", "\x93NUMPY\x01" + std::string("\0\x38\0", 3) +
+                                           "{'descr': '<u2', 'fortran_order': False, 'shape': (0,)}\n");
+  CHECK(open_tokens(folder / "none.npy").size() == 0);
   check_refused({{"empty", "", "the file ends inside the header of 1024 bytes"},
                  {"header cut short", token_file(20240520, 1, 0, "").substr(1), "at byte 1023: the file ends inside"},
                  {"other magic", token_file(20240801, 1, 1, "ab"), "the magic number is 20240801; expected 20240520"},
