@@ -180,7 +180,10 @@ std::unique_ptr<Layer> ShardRules::for_linear(Linear& made, const TensorOptions&
 }
 
 std::unique_ptr<Layer> ShardRules::for_table(const Shape& shape, const TensorOptions& on, double deviation) const {
-  if (find(path_name(context().path)) == nullptr) return nullptr;
+  const ShardedChild* const rule = find(path_name(context().path));
+  if (rule == nullptr) return nullptr;
+  if (shape[0] < group_.parts)
+    throw ValueError(quote(rule->name) + ": expected a row for each shard, got " + to_string(shape));
   return std::make_unique<VocabularyParallelEmbedding>(shape, on, deviation, group_);
 }
 

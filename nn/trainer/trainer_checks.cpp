@@ -390,8 +390,7 @@ void TrainerCore::require_alike() const {
   add("ranks.read_ahead", options_.ranks.read_ahead);
   add("ranks.tensor_parallel", options_.ranks.tensor_parallel);
   add("patience", options_.patience);
-  traits.push_back({"best", options_.best});
-  traits.push_back({"hardware", options_.hardware});
+  traits.insert(traits.end(), {{"best", options_.best}, {"hardware", options_.hardware}});
   add("planner.spilling", 2 * options_.planner.spilling.offloads + options_.planner.spilling.packs);
   add("step.on_gradients", options_.step.on_gradients != nullptr);
   for (const std::int64_t step : options_.example_steps) add("example_steps " + std::to_string(step), step);

@@ -414,6 +414,7 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
       {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 stretches are not divisible by 5 shards"},
       {[](auto& o) { o.tensor_parallel = 5, o.sharded.erase(o.sharded.begin() + 1); },
        "'out': 48 inputs are not divisible by 5 shards"},
+      {[](auto& o) { o.tensor_parallel = 38; }, "'ids': expected a row for each shard, got (37, 48)"},
       {[](auto& o) { o.sharded[1].stretches = 0; },
        "'qkv': expected it once, with 1 stretch or a column's, got it 1 times with 0"},
       {[](auto& o) { o.sharded[2].stretches = 3; }, "'out': expected it once"},
