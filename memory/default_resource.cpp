@@ -2,11 +2,13 @@
 #include <mutex>
 #include <utility>
 
+#include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 
 namespace thimble {
 
 std::unique_ptr<memory::Backing> memory::make_backing(memory::Device device) {
+  if (device.is_cpu() && device.index != 0) throw DeviceError("cpu:" + std::to_string(device.index) + ": expected cpu");
   if (device.is_dry) return memory::make_dry_backing(device);
   if (device.is_cpu()) return memory::make_cpu_backing();
   return memory::make_cuda_backing(device);

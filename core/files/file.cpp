@@ -147,6 +147,7 @@ void AtomicFile::fail(const std::string& what, int error) const {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  if (path.find('\0') != std::string::npos) throw FileError(path.c_str(), 0, "expected a name without NUL");
   if (path.empty()) throw FileError(path, 0, "cannot write a file without a name");
   struct stat status {};
   mode_t mode = 0;
@@ -232,6 +233,7 @@ std::string reason(const char* action, int error) {
 }  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  if (path_.find('\0') != std::string::npos) throw FileError(path_.c_str(), 0, "expected a name without NUL");
   // O_NONBLOCK: opening a FIFO must not wait for a writer; it has no effect on regular files.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) throw FileError(path_, 0, reason("open", errno));

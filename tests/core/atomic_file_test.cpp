@@ -188,6 +188,7 @@ TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
       {folder / "nowhere/model.bin", "No such file or directory"},
       {folder / std::string(300, 'n').c_str(), "File name too long"},
   };
+  CHECK_THROWS_AS(thimble::AtomicFile(folder / "name" + std::string(1, '\0')), thimble::FileError);
   for (const Row& row : rows) {
     INFO(row.path);
     const std::string message = failure(row.path, "text");

@@ -67,6 +67,7 @@ TEST_CASE("file_stream: reading names what is missing", "[files]") {
   std::filesystem::resize_file(path, 5);
   CHECK(contains(file_error([&] { moved.read(4, part); }), "at byte 5: the file was cut while it was being read"));
   CHECK(contains(file_error([&] { InputFile(folder / "none"); }), "cannot open"));
+  CHECK_THROWS_AS(InputFile(folder.path() + std::string("\0", 1)), FileError);
   CHECK(contains(file_error([&] { InputFile(folder.path()); }), "is not a regular file"));
   CHECK(text_of(read_whole_file(path, 5)) == "01234");
   CHECK(contains(file_error([&] { read_whole_file(path, 4); }), "5 bytes; expected at most 4"));

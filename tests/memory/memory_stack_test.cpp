@@ -44,6 +44,7 @@ TEST_CASE("memory stack: one default resource per device", "[memory][stack]") {
     for (const Device other : devices) CHECK((thimble::default_resource(other) == resource) == (other == device));
   }
   CHECK_THROWS_AS(thimble::default_resource(thimble::cuda(3)), thimble::DeviceError);
+  CHECK_THROWS_AS(thimble::default_resource({.index = 3}), thimble::DeviceError);  // one cpu
 }
 
 TEST_CASE("memory stack: questions to the default resource", "[memory][stack]") {
