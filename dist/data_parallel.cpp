@@ -116,6 +116,7 @@ void DataParallel::make_leaves() {
     const optim::Named& p = whole_[i];
     if (!p.tensor.leaf()) throw AutogradError("data parallel: " + p.name + " is not a leaf");
     if (!p.tensor.is_contiguous()) throw ValueError("data parallel: " + p.name + " is not dense");
+    if (p.tensor.elements() == 0) throw ValueError("data parallel: " + p.name + " has no elements to share");
     leaves.push_back(p.tensor.leaf().get());
     const bool is_whole = is_gathered() || (mine[i] != nullptr && mine[i]->end - mine[i]->begin == p.tensor.elements());
     if (!is_whole && mine[i] == nullptr) continue;

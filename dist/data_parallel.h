@@ -63,7 +63,7 @@ struct DataParallelOptions {
 /// thread may use it.
 class DataParallel final : public optim::Ranks {
  public:
-  /// The communicator must live as long. Throws ValueError for an unknown stage, a duplicate or non-contiguous
+  /// The communicator must live as long. Throws ValueError for an unknown stage, a duplicate, empty or non-contiguous
   /// parameter, and in stage 3 unless all parameters share one ShardStore.
   DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options = {});
   ~DataParallel() override;

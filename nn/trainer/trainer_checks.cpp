@@ -390,7 +390,7 @@ void TrainerCore::require_alike() const {
   add("ranks.read_ahead", options_.ranks.read_ahead);
   add("ranks.tensor_parallel", options_.ranks.tensor_parallel);
   add("patience", options_.patience);
-  traits.insert(traits.end(), {{"best", options_.best}, {"hardware", options_.hardware}});
+  traits.insert(traits.end(), {{"save", options_.save}, {"best", options_.best}, {"hardware", options_.hardware}});
   add("planner.spilling", 2 * options_.planner.spilling.offloads + options_.planner.spilling.packs);
   add("step.on_gradients", options_.step.on_gradients != nullptr);
   for (const std::int64_t step : options_.example_steps) add("example_steps " + std::to_string(step), step);
@@ -399,7 +399,6 @@ void TrainerCore::require_alike() const {
                       std::to_string(static_cast<int>(s.kind)) + ", " + std::to_string(s.stretches)});
   }
   add("steps done", first_step_);
-  traits.push_back({"save", options_.save});
   add("save_every", options_.save_every);
   dist::require_alike(*options_.ranks.ranks, "trainer", traits);
 }

@@ -574,6 +574,14 @@ TEST_CASE("trainer: what several ranks refuse", "[trainer][ranks]") {
                                                  optim::MuonOptions{.matrix = {.elementwise = {"tail"}}});
           };
         }) == "muon: no parameter is named 'tail' or begins with 'tail.'");
+  CHECK(fails([](Program& own, auto&, int) {
+          own.optimizer = [](Net& net) {
+            std::vector<optim::Named> all = net.trainable();
+            all.push_back({"none", Tensor::empty({0, 4}, DType::f32, all[0].tensor.device())});
+            all.back().tensor.require_grad();
+            return std::make_unique<optim::Adam>(std::move(all), optim::AdamOptions{});
+          };
+        }) == "data parallel: none has no elements to share");
   Program whole = ranks_program();
   whole.micro_batch = nullptr;
   CHECK(refused(whole, [](auto&, int) {}).find("no micro_batch to cut its batches") != std::string::npos);
