@@ -169,8 +169,7 @@ namespace {
 
 constexpr std::int64_t shards_words = 37, shards_heads = 4, shards_head = 12, shards_width = shards_heads * shards_head;
 
-/// Work within run_sharded that is not a shard's.
-enum class Misplaced : std::uint8_t { nothing, norm, outer, sum, activation };
+enum class Misplaced : std::uint8_t { nothing, norm, outer, sum, activation };  ///< within run_sharded
 
 /// A small transformer whose embedding, attention and feed-forward layers can be sharded.
 class Words : public nn::Module {
