@@ -11,6 +11,7 @@
 
 #include <thimble/core/ops/copy.h>
 #include <thimble/models/datasets/dataset.h>
+#include <thimble/nn/data/masking.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/tokens.h>
 
@@ -249,11 +250,15 @@ TEST_CASE("dataset split: text of characters", "[data]") {
       for (const std::int64_t token : seen.validation) CHECK(symbols[static_cast<std::size_t>(token)] <= 'Z');
       continue;
     }
-    // A masked model's targets are never replaced.
+    // A masked model's targets are never replaced, and by [MASK] only what it hides.
     for (std::int64_t step = 0; step < 100; ++step) {
-      for (const std::int64_t token : to_host<std::int64_t>(data->batch(step, cpu, DType::f32).target)) {
-        if (token >= 0) CHECK(symbols[static_cast<std::size_t>(token)] >= 'a');
-      }
+      const models::Batch batch = data->batch(step, cpu, DType::f32);
+      const auto inputs = to_host<std::int64_t>(batch.input), targets = to_host<std::int64_t>(batch.target);
+      std::vector<std::int64_t> tokens = inputs, hidden(inputs.size());
+      for (std::size_t i = 0; i < inputs.size(); ++i) tokens[i] = targets[i] >= 0 ? targets[i] : inputs[i];
+      for (const std::int64_t token : targets) CHECK((token < 0 || symbols[static_cast<std::size_t>(token)] >= 'a'));
+      data::mask_windows(tokens, hidden, 8, 5, step, {.mask_token = mask, .vocabulary = mask});
+      CHECK((tokens == inputs && hidden == targets));
     }
     for (std::int64_t i = 0; i < data->validation_batches(); ++i) {
       for (const std::int64_t token : to_host<std::int64_t>(data->validation_batch(i, cpu, DType::f32).target)) {
