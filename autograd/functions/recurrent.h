@@ -1,6 +1,6 @@
 #pragma once
-// Recurrent layers over whole sequences, as one operator each (core/ops/recurrent.h), which keeps its operands and
-// result; backward recomputes the gates of all steps in two products. Throw ShapeError, DTypeError, DeviceError.
+// Recurrent layers over whole sequences, as one operator each (core/ops/recurrent.h). Throw ShapeError, DTypeError,
+// DeviceError.
 
 #include <thimble/core/tensor/tensor.h>
 

@@ -9,6 +9,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::ops {
@@ -91,19 +92,17 @@ Tensor for_all_steps(const Layer& l, const Tensor& weight) {
 
 Tensor at_step(const Tensor& t, std::int64_t place) { return view::squeeze(view::slice(t, 0, place, place + 1), 0); }
 
-// Number of steps whose gates' products with x are computed at once: enough rows for a product.
-std::int64_t steps_together(const Layer& l) {
-  return std::clamp<std::int64_t>(256 / std::max<std::int64_t>(1, l.samples), 1, l.steps);
-}
-
-// Calls body(gates (N, G H), place) for the steps in order, with the gates' products with x, which body may overwrite.
+// Calls body(gates (N, G H), place) for the steps in order, with the gates' products with x, which body may overwrite;
+// they are rows of `all` (T, N, G H) if it is defined.
 template <class F>
-void for_each_step(const Layer& l, const Tensor& x, const Weights& w, F&& body) {
-  const std::int64_t together = steps_together(l);
-  const Tensor room = l.workspace({together, l.samples, l.gates * l.width}, l.dtype);
+void for_each_step(const Layer& l, const Tensor& x, const Weights& w, const Tensor& all, F&& body) {
+  // Steps whose products with x are computed at once: enough rows for a product.
+  const std::int64_t together = std::clamp<std::int64_t>(256 / std::max<std::int64_t>(1, l.samples), 1, l.steps);
+  const Tensor room = all.defined() ? all : l.workspace({together, l.samples, l.gates * l.width}, l.dtype);
   for (std::int64_t s = 0; s < l.steps; s += together) {
     const std::int64_t n = std::min(together, l.steps - s), first = std::min(l.place(s), l.place(s + n - 1));
-    const Tensor gates = view::slice(room, 0, 0, n);
+    const std::int64_t row = all.defined() ? first : 0;
+    const Tensor gates = view::slice(room, 0, row, row + n);
     product(l, rows_of(gates), rows_of(view::slice(x, 0, first, first + n)), w.ih, w.bias_ih);
     for (std::int64_t k = s; k < s + n; ++k) body(at_step(gates, l.place(k) - first), l.place(k));
   }
@@ -113,15 +112,6 @@ void for_each_step(const Layer& l, const Tensor& x, const Weights& w, F&& body) 
 std::pair<Tensor, Tensor> later_steps(const Layer& l, const Tensor& of_steps, const Tensor& y) {
   const std::int64_t from = l.is_reverse ? 0 : 1, before = l.is_reverse ? 1 : 0;
   return {view::slice(of_steps, 0, from, from + l.steps - 1), view::slice(y, 0, before, before + l.steps - 1)};
-}
-
-// Writes the states' products of all gates to `gates` (T, N, G H), or adds them, in forward's order of additions.
-void add_state_products(const Layer& l, const Tensor& gates, const Tensor& y, const Tensor& h, const Weights& w,
-                        bool accumulate) {
-  product(l, at_step(gates, l.place(0)), h, w.hh, w.bias_hh, accumulate);
-  if (l.steps == 1) return;
-  const auto [later, before] = later_steps(l, gates, y);
-  product(l, rows_of(later), rows_of(before), w.hh, w.bias_hh, accumulate);
 }
 
 // The gradients of weights, biases and x, from the gradients of the gates' products with x and the state, which may be
@@ -179,61 +169,56 @@ Tensor Lstm::forward(const Tensor& operand, const Tensor& h, const Tensor& c, co
   const Layer l = layer_of(name, 4, is_reverse, operand, w, {&h, &c});
   const Tensor x = contiguous(operand);                                                  // (T, N, C)
   const Tensor y = Tensor::empty({l.steps + 1, l.samples, l.width}, l.dtype, l.device);  // (T + 1, N, H)
-  const Tensor cell = l.workspace({l.samples, l.width}, l.wide());                       // (N, H)
-  copy_into(cell, state_or_zeros(l, c));
+  if (needs.any()) {
+    const Tensor gates = Tensor::empty({l.steps, l.samples, 4 * l.width}, l.dtype, l.device);
+    const Tensor cells = Tensor::empty({l.steps + 1, l.samples, l.width}, l.wide(), l.device);
+    saved = {operand, h, weight_ih, weight_hh, y, gates, cells};
+  }
+  const Tensor room = needs.any() ? Tensor() : l.workspace({l.samples, l.width}, l.wide());
+  const auto cell = [&](std::int64_t s) { return needs.any() ? at_step(saved.cells, s) : room; };  // (N, H)
+  copy_into(cell(0), state_or_zeros(l, c));
   const Tensor weight = for_all_steps(l, w.hh);
   Tensor before = state_or_zeros(l, h);
-  for_each_step(l, x, w, [&](const Tensor& gates, std::int64_t place) {
+  std::int64_t step = 0;
+  for_each_step(l, x, w, saved.gates, [&](const Tensor& gates, std::int64_t place) {
     product(l, gates, before, weight, w.bias_hh, true);
     before = at_step(y, place);
+    const Tensor cell_before = cell(step), cell_after = cell(++step);
     launch(l.device, [&](const Addresses& at) {
       kernels::LstmStepArgs args{l.samples, l.width, l.dtype};
       args.gates = at(gates);
-      args.before = args.cell = at(cell);
+      args.before = at(cell_before);
+      args.cell = at(cell_after);
       args.h = at(before);
       kernels::recurrent_kernels(l.device).lstm(args);
     });
   });
-  copy_into(at_step(y, l.steps), cell);
-  if (needs.any()) saved = {operand, h, c, weight_ih, weight_hh, bias_ih, bias_hh, y};
+  copy_into(at_step(y, l.steps), cell(l.steps));
   return y;
 }
 
 Gradients Lstm::backward(Saved saved, Tensor dy, Needs needs) const {
-  const Weights w{saved.weight_ih, saved.weight_hh, saved.bias_ih, saved.bias_hh};
-  const Layer l = layer_of(name, 4, is_reverse, saved.x, w, {&saved.h, &saved.c});
-  const Tensor x = contiguous(saved.x), h = state_or_zeros(l, saved.h), y = saved.y;
-  dy = contiguous(dy);  // (T + 1, N, H)
-  const Tensor gates = l.workspace({l.steps, l.samples, 4 * l.width}, l.dtype);
-  product(l, rows_of(gates), rows_of(x), w.ih, w.bias_ih);
-  add_state_products(l, gates, y, h, w, true);
-
-  const Tensor cells = l.workspace({l.steps + 1, l.samples, l.width}, l.wide());  // step s writes row s + 1
-  copy_into(at_step(cells, 0), state_or_zeros(l, saved.c));
-  const auto step = [&](std::int64_t s, auto&& fill_in) {
-    launch(l.device, [&](const Addresses& at) {
-      kernels::LstmStepArgs args{l.samples, l.width, l.dtype};
-      args.gates = at(at_step(gates, l.place(s)));
-      args.before = at(at_step(cells, s));
-      args.cell = at(at_step(cells, s + 1));
-      fill_in(args, at);
-    });
-  };
-  for (std::int64_t s = 0; s < l.steps; ++s) {
-    step(s, [&](kernels::LstmStepArgs& args, const Addresses&) { kernels::recurrent_kernels(l.device).lstm(args); });
-  }
-
+  const Weights w{saved.weight_ih, saved.weight_hh, {}, {}};
+  const Layer l = layer_of(name, 4, is_reverse, saved.x, w, {&saved.h});
+  const Tensor x = contiguous(saved.x), h = state_or_zeros(l, saved.h), y = saved.y, cells = saved.cells;
+  dy = contiguous(dy);                                                               // (T + 1, N, H)
+  const Tensor gates = is_reusable(saved.gates) ? saved.gates : clone(saved.gates);  // become their gradients
   const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, memory::Category::workspace);
   const Tensor dc = l.workspace({l.samples, l.width}, l.wide());
   copy_into(dc, at_step(dy, l.steps));
   for (std::int64_t s = l.steps; s-- > 0;) {
-    step(s, [&](kernels::LstmStepArgs& args, const Addresses& at) {
+    const Tensor of_step = at_step(gates, l.place(s));
+    launch(l.device, [&](const Addresses& at) {
+      kernels::LstmStepArgs args{l.samples, l.width, l.dtype};
+      args.gates = at(of_step);
+      args.before = at(at_step(cells, s));
+      args.cell = at(at_step(cells, s + 1));
       args.dy = at(at_step(dy, l.place(s)));
       args.dh = at(dh);
       args.dc = at(dc);
       kernels::recurrent_kernels(l.device).lstm_backward(args);
     });
-    if (s > 0 || needs[1]) matmul_into({name, at_step(gates, l.place(s)), w.hh, dh, Tensor(), Tensor()});
+    if (s > 0 || needs[1]) matmul_into({name, of_step, w.hh, dh, Tensor(), Tensor()});
   }
   const ParameterGradients d =
       parameter_gradients(l, gates, gates, x, y, h, w, {needs[0], needs[3], needs[4], needs[5], needs[6]});
@@ -256,7 +241,7 @@ Tensor Gru::forward(const Tensor& operand, const Tensor& h, const Tensor& weight
   const Tensor h_gates = l.workspace({l.samples, 3 * l.width}, l.dtype);
   const Tensor weight = for_all_steps(l, w.hh);
   Tensor before = state_or_zeros(l, h);
-  for_each_step(l, x, w, [&](const Tensor& gates, std::int64_t place) {
+  for_each_step(l, x, w, Tensor(), [&](const Tensor& gates, std::int64_t place) {
     product(l, h_gates, before, weight, w.bias_hh);
     const Tensor to = at_step(y, place);
     launch(l.device, [&](const Addresses& at) {
@@ -281,7 +266,11 @@ Gradients Gru::backward(Saved saved, Tensor dy, Needs needs) const {
   const Tensor x_gates = l.workspace({l.steps, l.samples, 3 * l.width}, l.dtype);
   const Tensor h_gates = l.workspace({l.steps, l.samples, 3 * l.width}, l.dtype);
   product(l, rows_of(x_gates), rows_of(x), w.ih, w.bias_ih);
-  add_state_products(l, h_gates, y, h, w, false);
+  product(l, at_step(h_gates, l.place(0)), h, w.hh, w.bias_hh);
+  if (l.steps > 1) {
+    const auto [later, before] = later_steps(l, h_gates, y);
+    product(l, rows_of(later), rows_of(before), w.hh, w.bias_hh);
+  }
 
   const Tensor dh = zeros({l.samples, l.width}, l.wide(), l.device, memory::Category::workspace);
   for (std::int64_t s = l.steps; s-- > 0;) {

@@ -1,7 +1,6 @@
 #pragma once
-// Recurrent layers over a sequence, as one operator that keeps only operands and result. Given all hidden states, the
-// gates of all steps are two products, and the cells a pass over them, so backward recomputes both in its workspace. A
-// composition of steps would keep 4 gates, cell and state of each step (LSTM).
+// Recurrent layers over a sequence, as one operator each. Given all hidden states, the gates of all steps are two
+// products: a GRU's backward computes them again. An LSTM keeps gates and cells; a plan may run it again instead.
 
 #include <thimble/core/ops/op.h>
 
@@ -9,13 +8,14 @@ namespace thimble::ops {
 
 /// An LSTM (core/kernels/recurrent.h has a step): x (T, N, C), h and c (N, H) before the first step, weight_ih (4 H,
 /// C), weight_hh (4 H, H), bias_ih and bias_hh (4 H) or undefined -> (T + 1, N, H): the hidden states of the steps,
-/// then the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, c, weights, biases and the result by reference.
-/// Backward's workspace is 5 T N H elements.
+/// then the last cell. Cells are f32 (f64 for f64) inside. Keeps x, h, weights and the result by reference, the gates
+/// before their functions, in which backward writes their gradients, and all cells.
 struct Lstm {
   static constexpr const char* name = "lstm";
   static constexpr Cost cost = Cost::matmul;
   struct Saved {
-    Tensor x, h, c, weight_ih, weight_hh, bias_ih, bias_hh, y;
+    Tensor x, h, weight_ih, weight_hh, y;
+    Tensor gates, cells;  ///< (T, N, 4 H), (T + 1, N, H)
   };
   bool is_reverse = false;  ///< goes from the last step to the first
 

@@ -111,7 +111,7 @@ TEST_CASE("recurrent layers: dropout lies between layers, and only in training")
   CHECK(host(single(x)) == of_one);
 }
 
-TEST_CASE("recurrent layers: a layer keeps its input and its states for backward") {
+TEST_CASE("recurrent layers: a layer keeps its input, gates and states for backward") {
   nn::Lstm layer(3, 4);
   const Tensor x = randn({7, 2, 3});
   Tape tape;
@@ -120,8 +120,8 @@ TEST_CASE("recurrent layers: a layer keeps its input and its states for backward
     const Recording on(tape);
     y = sum(layer(x));
   }
-  // Besides parameters: x and the result, with a row for the cell.
-  CHECK(tape.kept_bytes(memory::Category::activation) == (7 * 2 * 3 + 8 * 2 * 4) * sizeof(float));
+  // Besides parameters: x, the gates, and the result and the cells with one row more.
+  CHECK(tape.kept_bytes(memory::Category::activation) == (7 * 2 * 3 + 7 * 2 * 16 + 2 * 8 * 2 * 4) * sizeof(float));
   tape.backward(y);
   for (const nn::NamedTensor& p : layer.parameters()) CHECK(p.tensor.grad().defined());
 }
