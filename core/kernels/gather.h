@@ -57,7 +57,9 @@ struct GatherArgs {
   const void* index = nullptr;
   DType index_dtype = DType::i64;  ///< i32 or i64
   void* out = nullptr;             ///< written; in scatter_add read
+  void* room = nullptr;            ///< workspace on the CPU, gather_room_elements(...) like x's
 };
+std::int64_t gather_room_elements(const GatherArgs& args, std::size_t element_bytes) noexcept;
 
 struct GatherKernels {
   BadIndex (*embedding)(const EmbeddingArgs&) = nullptr;

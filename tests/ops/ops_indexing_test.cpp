@@ -279,6 +279,23 @@ TEST_CASE("ops_indexing: scatter_add and index_add") {
   CHECK(item(sums) == item(to_dtype(full({1}, 15.625), DType::bf16)));
 }
 
+TEST_CASE("ops_indexing: columns of many rows") {
+  constexpr std::int64_t rows = 5000, columns = 40, count = 700;
+  const Tensor x = randn({rows, columns}), source = randn({count, columns});
+  std::vector<std::int64_t> places;
+  const std::vector<float> before = to_host<float>(x), added = to_host<float>(source);
+  std::vector<float> sums = before, elements;
+  for (std::int64_t i = 0; i < count * columns; ++i) {
+    places.push_back(i * 7919 % rows);
+    const auto at = static_cast<std::size_t>(places.back() * columns + i % columns);
+    elements.push_back(before[at]);
+    sums[at] += added[static_cast<std::size_t>(i)];
+  }
+  const Tensor index = from_host(places, {count, columns});
+  CHECK(to_host<float>(gather(x, 0, index)) == elements);
+  CHECK(to_host<float>(scatter_add(x, 0, index, source)) == sums);
+}
+
 TEST_CASE("ops_indexing: an index of rows and its errors") {
   const Tensor x = zeros({3, 4});
   CHECK_THROWS_WITH(index_select(x, 1, from_host<std::int64_t>({0, 3, 4}, {3})),

@@ -49,6 +49,11 @@ kernels::GatherArgs lines_of(const Tensor& x, const Tensor& index, const Shape& 
   return args;
 }
 
+Tensor room_of(const kernels::GatherArgs& args, const Tensor& x) {
+  return Tensor::empty({x.device().is_cuda() ? 0 : kernels::gather_room_elements(args, size_of(x.dtype()))}, x.dtype(),
+                       x.device(), memory::Category::workspace);
+}
+
 // Turns an index of rows (L) into one of elements: repeats it along the axes of `shape` other than `axis`.
 Tensor spread_index(const char* operation, const Tensor& x, const Tensor& index, int axis) {
   if (index.rank() != 1) {
@@ -79,12 +84,14 @@ kernels::BadIndex of_rows(kernels::BadIndex bad, const kernels::GatherArgs& args
 Tensor gathered(const char* operation, const Tensor& x, const Tensor& index, int along, bool is_of_rows) {
   const Tensor y = Tensor::empty_like(x, index.shape());
   kernels::GatherArgs args = lines_of(x, index, y.shape(), along);
+  const Tensor room = room_of(args, x);
   kernels::BadIndex bad;
   launch(x.device(), [&](const Addresses& at) {
     args.dtype = x.dtype();
     args.x = at(x);
     args.index = at(index);
     args.out = at(y);
+    args.room = at(room);
     bad = kernels::gather_kernels(x.device()).gather(args);
   });
   check_found(operation, is_of_rows ? of_rows(bad, args) : bad, x.shape()[along]);
@@ -95,12 +102,14 @@ Tensor gathered(const char* operation, const Tensor& x, const Tensor& index, int
 void add_at(const char* operation, const Tensor& sums, const Tensor& index, const Tensor& from, int along,
             bool is_of_rows) {
   kernels::GatherArgs args = lines_of(sums, index, from.shape(), along);
+  const Tensor room = room_of(args, sums);
   kernels::BadIndex bad;
   launch(from.device(), [&](const Addresses& at) {
     args.dtype = from.dtype();
     args.x = at(sums);
     args.index = at(index);
     args.out = at(from);
+    args.room = at(room);
     bad = kernels::gather_kernels(from.device()).scatter_add(args);
   });
   check_found(operation, is_of_rows ? of_rows(bad, args) : bad, sums.shape()[along]);
