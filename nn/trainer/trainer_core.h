@@ -103,7 +103,9 @@ struct TrainerOptions {
   /// run() ends after this many evaluations in a row without a new least loss (TrainEnd::no_better); 0 disables it.
   std::int64_t patience = 0;
   bool overwrites = false;  ///< may replace files of other kinds
-  std::string resume = {};  ///< a checkpoint to resume from, bit for bit like a run that never ended
+  /// A checkpoint to resume from, bit for bit like a run that never ended. The evaluation after the last step of the
+  /// earlier run counts for `best`, `patience` and `plateau`: with them, `evaluate_every` should divide its steps.
+  std::string resume = {};
   /// With `resume`, lets options given here (optimizer, rate, clipping, micro-batches, loss scale) replace the file's.
   /// Otherwise each difference is named in a ValueError. Older files record only the rate.
   bool changes_options = false;
