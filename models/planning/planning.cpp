@@ -270,10 +270,11 @@ std::optional<Extent> extent_of(const RunOptions& options, const PlanRequest& re
 void require_new_run(const RunOptions& options) {
   const char* const option = !options.resume.empty()  ? "`resume`"
                              : !options.plan.empty()  ? "`plan`"
+                             : options.sample > 0     ? "`sample`"
                              : options.captures_steps ? "`captures_steps`"
                                                       : nullptr;
   if (option != nullptr)
-    throw ValueError(std::string(option) + ": expected a new run to plan; an Engine plans this one");
+    throw ValueError(std::string(option) + ": expected a new run to plan, without a sample; an Engine plans this one");
 }
 
 Largest find_largest(const RunOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent,

@@ -21,7 +21,7 @@
 
 namespace thimble::models {
 
-/// Throws ValueError for `resume`, `plan` and `captures_steps`: only an Engine plans such a run.
+/// Throws ValueError for `resume`, `plan`, `sample` and `captures_steps`: only an Engine plans such a run.
 void require_new_run(const RunOptions& options);
 
 class PlannedRuns {

@@ -172,6 +172,7 @@ TEST_CASE("choices: what does not go together is refused and named", "[choices]"
       {[](models::RunOptions&) {}, "`is_int8`", "`is_inference`", {.is_int8 = true}},
       {[](models::RunOptions& o) { o.resume = "run"; }, "`resume`", "a new run"},
       {[](models::RunOptions& o) { o.plan = "plan.json"; }, "`plan`", "a new run"},
+      {[](models::RunOptions& o) { o.sample = 1; }, "`sample`", "a new run"},
       {[](models::RunOptions& o) { o.captures_steps = true; }, "`captures_steps`", "a new run"},
       {[](models::RunOptions& o) {
          o.setup.model = "mlp", o.setup.sizes = {}, o.setup.sizes.head = models::Head::chunked;

@@ -62,12 +62,10 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
     for (const std::size_t budget : {20 * plan_MiB, 22 * plan_MiB, 26 * plan_MiB}) {
       for (const std::string& data : {std::string("synthetic"), own}) {
         INFO((packed ? to_string(*packed) : "exact") << ", " << budget << " bytes, data " << data);
-        models::RunOptions train;
-        train.setup = planned_setup(packed), train.data = data, train.budget_bytes = budget;
-        models::Engine engine(train);
-        models::RunOptions plan;
-        plan.setup = train.setup, plan.data = data, plan.budget_bytes = budget;
-        const models::PlanReport report = models::make_plan(plan);
+        models::RunOptions options;
+        options.setup = planned_setup(packed), options.data = data, options.budget_bytes = budget;
+        models::Engine engine(options);
+        const models::PlanReport report = models::make_plan(options);
         check_same(report.plan, engine.plan());
         has_packed = has_packed || report.plan.packed_bytes > 0;
         if (data == "synthetic") {
@@ -75,8 +73,8 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
           continue;
         }
         // Without data, plans with the model's default sizes.
-        plan.data.clear();
-        check_same(models::make_plan(plan).plan, engine.plan());
+        options.data.clear();
+        check_same(models::make_plan(options).plan, engine.plan());
       }
     }
   }
@@ -84,30 +82,27 @@ TEST_CASE("plan and run: the same plan", "[plan]") {
 }
 
 TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
-  models::RunOptions train;
-  train.setup.model = "resnet18", train.setup.batch = 8, train.setup.sizes.image = 64, train.data = "synthetic";
-  models::RunOptions plan;
-  plan.setup = train.setup;
-  plan.data = train.data;
-  const models::PlanReport free = models::make_plan(plan);
-  models::Engine kept(train);
+  models::RunOptions options;
+  options.setup.model = "resnet18", options.setup.batch = 8, options.setup.sizes.image = 64, options.data = "synthetic";
+  const models::PlanReport free = models::make_plan(options);
+  models::Engine kept(options);
   CHECK(free.plan.peak_bytes == kept.plan().peak_bytes);
   CHECK((free.outside.data > 0 && free.outside.data == kept.data().heap_bytes()));
-  plan.process_budget_bytes = std::size_t{1} << 33;
-  CHECK(models::make_plan(plan).outside.data == free.outside.data);
-  plan.process_budget_bytes = 0;
-  train.setup.micro_batches = plan.setup.micro_batches = models::auto_micro_batches;
-  train.setup.packing.is_allowed = plan.setup.packing.is_allowed = true;
-  train.budget_bytes = plan.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
-  models::Engine engine(train);
-  const models::PlanReport report = models::make_plan(plan);
+  options.process_budget_bytes = std::size_t{1} << 33;
+  CHECK(models::make_plan(options).outside.data == free.outside.data);
+  options.process_budget_bytes = 0;
+  options.setup.micro_batches = models::auto_micro_batches;
+  options.setup.packing.is_allowed = true;
+  options.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
+  models::Engine engine(options);
+  const models::PlanReport report = models::make_plan(options);
   check_same(report.plan, engine.plan());
   CHECK(report.micro_batches == engine.options().setup.micro_batches);
 
-  train.budget_bytes = plan_MiB;
+  options.budget_bytes = plan_MiB;
   std::string text;
   try {
-    models::Engine(train).plan();
+    models::Engine(options).plan();
   } catch (const nn::BudgetError& error) {
     text = error.what();
   }
@@ -116,17 +111,15 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
 
 TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
   const testing::Threads alone;
-  models::RunOptions train;
-  train.setup = planned_setup(DType::i8), train.data = "synthetic", train.budget_bytes = 24 * plan_MiB;
+  models::RunOptions options;
+  options.setup = planned_setup(DType::i8), options.data = "synthetic", options.budget_bytes = 24 * plan_MiB;
   for (const double clip : {0.0, 0.5}) {
     for (const double dropout : {0.0, 0.25}) {
       for (const std::int64_t batches : {std::int64_t{0}, std::int64_t{3}}) {
         INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
-        train.setup.optimizer.clip_norm = clip, train.setup.sizes.dropout = dropout;
-        train.eval_batches = batches;
-        models::RunOptions plan;
-        plan.setup = train.setup, plan.data = train.data, plan.budget_bytes = train.budget_bytes;
-        check_same(models::make_plan(plan).plan, models::Engine(train).plan());
+        options.setup.optimizer.clip_norm = clip, options.setup.sizes.dropout = dropout;
+        options.eval_batches = batches, options.eval_every = batches;
+        check_same(models::make_plan(options).plan, models::Engine(options).plan());
       }
     }
   }
