@@ -250,7 +250,7 @@ TEST_CASE("dataset split: text of characters", "[data]") {
       for (const std::int64_t token : seen.validation) CHECK(symbols[static_cast<std::size_t>(token)] <= 'Z');
       continue;
     }
-    // A masked model's targets are never replaced, and by [MASK] only what it hides.
+    // Characters of a masked model's targets stay. [MASK] replaces hidden tokens, and no other.
     for (std::int64_t step = 0; step < 100; ++step) {
       const models::Batch batch = data->batch(step, cpu, DType::f32);
       const auto inputs = to_host<std::int64_t>(batch.input), targets = to_host<std::int64_t>(batch.target);
