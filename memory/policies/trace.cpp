@@ -113,19 +113,6 @@ std::vector<CategoryBytes> timeline(const std::vector<Trace::Event>& events) {
   return result;
 }
 
-std::size_t peak_index(const std::vector<Trace::Event>& events) {
-  std::size_t live = 0, peak = 0, index = 0;
-  for (std::size_t time = 0; time < events.size(); ++time) {
-    if (events[time].action == Trace::Action::free) live -= events[time].bytes;
-    if (events[time].action == Trace::Action::allocate) live += events[time].bytes;
-    if (live > peak) {
-      peak = live;
-      index = time;
-    }
-  }
-  return index;
-}
-
 std::string to_csv(const std::vector<Trace::Event>& events) {
   std::string text = "id,lower,upper,size\n";
   for (const Trace::Lifetime& block : lifetimes(events)) {

@@ -84,9 +84,6 @@ std::vector<Trace::Lifetime> lifetimes(const std::vector<Trace::Event>& events);
 /// Live bytes by category after every event.
 std::vector<CategoryBytes> timeline(const std::vector<Trace::Event>& events);
 
-/// Index of the first event after which live bytes are largest; 0 without events.
-std::size_t peak_index(const std::vector<Trace::Event>& events);
-
 /// The lifetimes as in public packing benchmarks: a header `id,lower,upper,size`, then a line per block.
 std::string to_csv(const std::vector<Trace::Event>& events);
 
