@@ -15,8 +15,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/alike.h>
 #include <thimble/dist/fold.h>
-#include <thimble/dist/parts/parts.h>
 #include <thimble/dist/shard_store.h>
+#include <thimble/dist/sharding/operators.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 #include <thimble/memory/units.h>
@@ -456,12 +456,12 @@ Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
 
 Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   const Tensor own = own_square_sums(optimizer);
-  if (options_.parts.ranks == nullptr || !own.defined()) return own;
+  if (options_.group.ranks == nullptr || !own.defined()) return own;
   std::vector<int> layers;  // of the parameters with a gradient
   for (std::size_t i = 0; i < whole_.size(); ++i) {
-    if (has_gradient_[i]) layers.push_back(options_.parts.layers[i]);
+    if (has_gradient_[i]) layers.push_back(options_.group.layers[i]);
   }
-  return of_all_parts(*options_.parts.ranks, own, layers);
+  return gather_square_sums(*options_.group.ranks, own, layers);
 }
 
 std::int64_t DataParallel::square_sums_to(int chunk) const {
@@ -469,8 +469,8 @@ std::int64_t DataParallel::square_sums_to(int chunk) const {
   std::int64_t count = 0;
   for (std::size_t i = 0; i < whole_.size(); ++i) {
     if (!has_gradient_[i] || (!chunks.empty() && chunks[i] > chunk)) continue;
-    const bool is_cut = options_.parts.ranks != nullptr && options_.parts.layers[i] >= 0;
-    count += is_cut ? options_.parts.ranks->size() : 1;
+    const bool is_cut = options_.group.ranks != nullptr && options_.group.layers[i] >= 0;
+    count += is_cut ? options_.group.ranks->size() : 1;
   }
   return count;
 }

@@ -44,7 +44,7 @@ class ShardStore;
 
 /// The tensor-parallel group of ranks that compute the same samples, and for each parameter the layer that it is a
 /// shard of (below 0 for a whole parameter).
-struct TeamParts {
+struct GroupShards {
   Communicator* ranks = nullptr;  ///< null when parameters are whole
   std::vector<int> layers = {};
   Communicator* all = nullptr;  ///< of all groups: the rank with shard p of group t is number t * ranks->size() + p
@@ -53,7 +53,7 @@ struct TeamParts {
 struct DataParallelOptions {
   int zero = 0;                ///< stage: 0, 1, 2, 3
   BucketOptions buckets = {};  ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
-  TeamParts parts = {};        ///< with sharded blocks: dist/parts/parts.h
+  GroupShards group = {};      ///< with sharded blocks: dist/sharding/operators.h
 };
 
 /// The parameters of a model on the ranks of a communicator. Every rank makes the model with the same values and takes

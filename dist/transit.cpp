@@ -33,7 +33,7 @@ void Transit::wait() {
   sends_.clear(), receives_.clear();
 }
 
-void gather_stretches(Communicator& ranks, const Tensor& all) {
+void all_gather(Communicator& ranks, const Tensor& all) {
   const std::int64_t n = all.elements() / ranks.size();
   Transit transit;
   for (int r = 0; r < ranks.size(); ++r) {

@@ -34,6 +34,6 @@ class Transit {
 
 /// All-gather in place: each rank has filled its one of size() equal ranges of a dense tensor and receives the others.
 /// Throws RankError.
-void gather_stretches(Communicator& ranks, const Tensor& all);
+void all_gather(Communicator& ranks, const Tensor& all);
 
 }  // namespace thimble::dist

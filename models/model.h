@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 #include <thimble/models/function.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
@@ -69,7 +69,7 @@ struct ModelOptions {
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
-  dist::Team team = {};                          ///< the shards of blocks (nn/parallel/shards.h)
+  dist::ShardGroup group = {};                   ///< the shards of blocks (nn/parallel/shards.h)
   dist::StagePlace stage = {};                   ///< the stage of a pipeline; by default the whole model
 };
 
@@ -107,7 +107,7 @@ class Model : public nn::Module {
   /// From now on every block runs under checkpoint() and keeps only its input. All bits stay the same. Throws
   /// ValueError for a model without blocks.
   virtual void recompute_blocks(bool is_on = true);
-  /// Whether tensors between sharded layers can be sharded, too (dist::Team::cuts_sequence).
+  /// Whether tensors between sharded layers can be sharded, too (dist::ShardGroup::cuts_sequence).
   virtual bool can_cut_sequence() const noexcept { return false; }
   /// The sizes that the model was built with, all filled in.
   const ModelOptions& options() const noexcept { return options_; }

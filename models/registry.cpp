@@ -107,25 +107,25 @@ std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& opt
     throw ValueError("`pp`: " + std::string(name) + " is no chain of blocks; expected 1, got " +
                      std::to_string(options.stage.count));
   }
-  if (options.team.cuts_sequence && !model->can_cut_sequence()) {
-    throw ValueError((options.team.cuts_layers() ? "`sequence_parallel`: " : "`cp`: ") + std::string(name) +
+  if (options.group.cuts_sequence && !model->can_cut_sequence()) {
+    throw ValueError((options.group.cuts_layers() ? "`sequence_parallel`: " : "`cp`: ") + std::string(name) +
                      " is not cut along the sequence; expected GPT, Llama or BERT");
   }
   const auto is_whole = [](int layer) { return layer < 0; };
-  if (options.team.cuts_layers() &&
+  if (options.group.cuts_layers() &&
       std::ranges::all_of(nn::shard_layers({model.get()}, model->trainable()), is_whole)) {
     throw ValueError("`tp`: " + std::string(name) + " has only whole layers; expected 1, got " +
-                     std::to_string(options.team.parts));
+                     std::to_string(options.group.shards));
   }
   return model;
 }
 
 Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
-  if (options.team.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws if it cannot be sharded
+  if (options.group.cuts_sequence) make_model(name, options, {dry(cpu)});  // throws if it cannot be sharded
   ModelOptions sizes = options;
-  if (options.team.has_whole_layers) sizes.team = {};
+  if (options.group.has_whole_layers) sizes.group = {};
   Theory theory = row_of(name).theory(name, sizes, precision);
-  if (options.team.has_whole_layers) {
+  if (options.group.has_whole_layers) {
     theory.unknown = "tokens in shards, in attention heads, keep";
     theory.layers.clear(), theory.outside.clear();
   }

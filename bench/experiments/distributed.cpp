@@ -134,7 +134,7 @@ std::int64_t recorded(const std::string& name, const models::ModelOptions& sizes
 Figures activation_figures(const Rows& rows, const char* name, std::int64_t tokens, int parts) {
   const nn::Precision& precision = nn::precision("bf16");
   const auto ranks = dist::make_dry(0, parts);
-  const models::ModelOptions sizes{.sequence = tokens, .team = {parts, parts > 1 ? ranks.get() : nullptr, parts > 1}};
+  const models::ModelOptions sizes{.sequence = tokens, .group = {parts, parts > 1 ? ranks.get() : nullptr, parts > 1}};
   const models::Theory theory = models::make_theory(name, sizes, precision);
   const std::int64_t kept = recorded(name, sizes, precision.on(dry(rows.options.device)));
   const auto model = models::make_model(name, {}, {dry(cpu)});
@@ -256,7 +256,7 @@ std::string run_distributed_parts(Rows& rows) {
         (model == "vit-b16" ? sizes.image : sizes.sequence) = model == "vit-b16" ? 32 : 64;
         if (model == "tiny-llama") sizes.dropout = -1, sizes.key_heads = 4;
         one.setup.layout.tp = parts;
-        same += add_groups(rows, {{"model", model}, {"arithmetic", arithmetic.name}, {"parts", parts}}, "teams", one,
+        same += add_groups(rows, {{"model", model}, {"arithmetic", arithmetic.name}, {"parts", parts}}, "groups", one,
                            parts, true);
       }
     }

@@ -19,7 +19,7 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   add_token_rows(theory, sizes);
   if (!theory.unknown.empty()) return theory;
   TermList kept(precision);
-  const auto stream = [&](std::int64_t all) { return own_stream(sizes.team, all); };
+  const auto stream = [&](std::int64_t all) { return own_stream(sizes.group, all); };
   kept.ids("ids", s);
   kept.values("embedding sum", stream(sh), precision.parameters);
   kept.statistics("embedding norm statistics", stream(2 * s));
@@ -36,8 +36,8 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   kept.statistics("head norm statistics", stream(2 * s));
   kept.values("head input", stream(sh));
   add_token_loss(kept, sizes);
-  const std::int64_t transforms = sizes.team.cuts_sequence ? sizes.team.count() : 1;  // each shard has its cast
-  kept.casts("weight casts", transforms * h * h + sizes.team.own(sizes.vocabulary) * h);
+  const std::int64_t transforms = sizes.group.cuts_sequence ? sizes.group.count() : 1;  // each shard has its cast
+  kept.casts("weight casts", transforms * h * h + sizes.group.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

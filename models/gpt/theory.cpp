@@ -15,12 +15,12 @@ Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::
   if (!theory.unknown.empty()) return theory;
   TermList kept(precision);
   kept.ids("ids", s);
-  if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", own_stream(sizes.team, sh));
-  kept.values("embedding output", own_stream(sizes.team, sh), precision.parameters);
-  kept.statistics("final norm statistics", own_stream(sizes.team, 2 * s));
-  kept.values("head input", own_stream(sizes.team, sh));
+  if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", own_stream(sizes.group, sh));
+  kept.values("embedding output", own_stream(sizes.group, sh), precision.parameters);
+  kept.statistics("final norm statistics", own_stream(sizes.group, 2 * s));
+  kept.values("head input", own_stream(sizes.group, sh));
   add_token_loss(kept, sizes);
-  kept.casts("token table cast", sizes.team.own(sizes.vocabulary) * h);
+  kept.casts("token table cast", sizes.group.own(sizes.vocabulary) * h);
   theory.outside = kept.terms;
   return theory;
 }

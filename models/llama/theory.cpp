@@ -40,8 +40,8 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   const bool is_textbook = sizes.build == Build::textbook;
   const Widths n(sizes);
   const std::int64_t sh = n.s * n.h, sf = n.s * n.f;
-  const auto own = [&](std::int64_t all) { return sizes.team.own(all); };
-  const std::int64_t tokens = own_stream(sizes.team, n.s);  // positions of tensors between sharded layers
+  const auto own = [&](std::int64_t all) { return sizes.group.own(all); };
+  const std::int64_t tokens = own_stream(sizes.group, n.s);  // positions of tensors between sharded layers
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * tokens);
   Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", tokens, precision, false);
@@ -84,7 +84,7 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "Llama keeps with a chunked head";
   for (int k = 0; k < (config.is_tied ? 1 : 2); ++k) add_token_rows(theory, sizes, n.h);
-  const std::int64_t t = sizes.team.parts, of_parts = sizes.layers * sizes.team.count();
+  const std::int64_t t = sizes.group.shards, of_parts = sizes.layers * sizes.group.count();
   theory.weight({n.h / t, n.h}, of_parts);  // query
   theory.weight({n.h, n.h / t}, of_parts);
   theory.weight({n.keys / t, n.h}, 2 * of_parts);
@@ -99,11 +99,11 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   }
   TermList kept(precision);
   kept.ids("ids", n.s);
-  kept.values("embedding output", own_stream(sizes.team, n.s * n.h), precision.parameters);
-  kept.statistics("final norm statistics", own_stream(sizes.team, n.s));
-  kept.values("head input", own_stream(sizes.team, n.s * n.h));
+  kept.values("embedding output", own_stream(sizes.group, n.s * n.h), precision.parameters);
+  kept.statistics("final norm statistics", own_stream(sizes.group, n.s));
+  kept.values("head input", own_stream(sizes.group, n.s * n.h));
   add_token_loss(kept, sizes);
-  kept.casts("head cast", sizes.team.own(sizes.vocabulary) * n.h);
+  kept.casts("head cast", sizes.group.own(sizes.vocabulary) * n.h);
   theory.outside = kept.terms;
   return theory;
 }

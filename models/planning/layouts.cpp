@@ -13,9 +13,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/dist/parts/parts.h>
-#include <thimble/dist/parts/sequence.h>
 #include <thimble/dist/pipeline/schedule.h>
+#include <thimble/dist/sharding/operators.h>
+#include <thimble/dist/sharding/sequence.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/techniques/trained_parts.h>
@@ -460,7 +460,7 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
   using namespace layout_times_detail;
   const Cluster& cluster = known_->cluster;
   std::vector<Piece> pieces = known_->of(layout);
-  const dist::Link& team = link_over(cluster, layout.tp);
+  const dist::Link& group = link_over(cluster, layout.tp);
   const dist::Link& alike = link_over(cluster, layout.tp * layout.dp);
   const dist::Link& next = link_over(cluster, cluster.ranks);
   dist::PipelineCosts costs;
@@ -469,9 +469,9 @@ LayoutTime LayoutTimes::of(const Layout& layout) {
   const auto micro_batches = static_cast<double>(layout.micro_batches);
   for (std::size_t s = 0; s < pieces.size(); ++s) {
     const Piece& piece = pieces[s];
-    const double forward_sums = seconds_sent(team, layout.tp, piece.forward_sent, piece.forward_turns);
+    const double forward_sums = seconds_sent(group, layout.tp, piece.forward_sent, piece.forward_turns);
     const double sums = (layout.recomputes_blocks ? 2 : 1) * forward_sums +
-                        seconds_sent(team, layout.tp, piece.backward_sent, piece.backward_turns);
+                        seconds_sent(group, layout.tp, piece.backward_sent, piece.backward_turns);
     costs.forward_s.push_back(piece.forward_s + forward_sums);
     double again = 0;
     if (layout.recomputes_blocks) {

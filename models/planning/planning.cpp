@@ -13,7 +13,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/core/tensor/context.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/images.h>
 #include <thimble/models/techniques/adapting.h>
@@ -395,25 +395,25 @@ std::vector<std::int64_t> shares_of(int rank, bool is_writer, const dist::DataPa
 std::vector<std::vector<int>> alike_ranks(Setup setup, memory::Device device) {
   if (setup.layout.ranks == 1) return {{0}};
   const memory::Device on = dry(device);
-  const int teams = data_ranks(setup), of_stage = setup.layout.ranks / setup.layout.pp;
+  const int replicas = data_ranks(setup), of_stage = setup.layout.ranks / setup.layout.pp;
   std::vector<std::vector<int>> groups;
   for (int begin = 0; begin < setup.layout.ranks; begin += of_stage) {
     std::vector<int> members(
-        static_cast<std::size_t>(team_size(setup)));  // ranks of a tensor-parallel group, not yet listed
+        static_cast<std::size_t>(group_size(setup)));  // ranks of a tensor-parallel group, not yet listed
     std::iota(members.begin(), members.end(), 0);
     while (!members.empty()) {  // all with equal shards of the vocabulary at once
       const nn::DryScope scope(on);
       setup.layout.rank = begin + members.front();
       const TrainedParts parts(setup, on);
       const auto tokens = [&, all = parts.model->options().vocabulary](int member) {
-        return dist::part_begin(all, setup.layout.tp, member + 1) - dist::part_begin(all, setup.layout.tp, member);
+        return dist::shard_begin(all, setup.layout.tp, member + 1) - dist::shard_begin(all, setup.layout.tp, member);
       };
       const auto alike = std::stable_partition(members.begin(), members.end(),
                                                [&, own = tokens(members.front())](int m) { return tokens(m) != own; });
       std::map<std::vector<std::int64_t>, std::vector<int>> of_shares;
-      for (int d = 0; d < teams; ++d) {
+      for (int d = 0; d < replicas; ++d) {
         for (auto m = alike; m != members.end(); ++m) {
-          const int r = begin + d * team_size(setup) + *m;
+          const int r = begin + d * group_size(setup) + *m;
           of_shares[shares_of(d, r == 0, *parts.parallel)].push_back(r);
         }
       }

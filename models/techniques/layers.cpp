@@ -13,7 +13,7 @@ std::string layers_of(const ModelOptions& sizes) { return sizes.feed_forward == 
 
 void check_head(const Setup& setup, bool is_text) {
   if (setup.sizes.head != Head::chunked) return;
-  if (team_size(setup) == 1 && !may_chunk_head(setup)) {
+  if (group_size(setup) == 1 && !may_chunk_head(setup)) {
     throw ValueError("`head`: chunked is not for " + loss_scale_option(setup) +
                      ": it makes gradients in f16 before the loss scale; expected full");
   }

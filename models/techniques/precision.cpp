@@ -190,7 +190,7 @@ std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, memory::Device devic
 }
 
 bool may_chunk_head(const Setup& setup) {
-  if (team_size(setup) > 1) return false;
+  if (group_size(setup) > 1) return false;
   const nn::TensorOptions on = tensor_options(setup, cpu);
   return (setup.precision.policy.empty() && !loss_scaling(setup)) || on.compute.value_or(on.dtype) != DType::f16;
 }

@@ -10,8 +10,8 @@ constexpr std::int64_t max_ranks = 65536;
 constexpr const char* of_adapters_why = "models with adapters are whole";
 
 /// " in groups of `tp` 2"; empty for groups of one rank.
-std::string in_teams(const Setup& setup) {
-  return team_size(setup) > 1 ? " in groups of " + technique(setup.layout.cp > 1 ? "cp" : "tp").said(setup) : "";
+std::string in_groups(const Setup& setup) {
+  return group_size(setup) > 1 ? " in groups of " + technique(setup.layout.cp > 1 ? "cp" : "tp").said(setup) : "";
 }
 
 void check_divisor(const Setup& setup, const char* option, int shards) {
@@ -27,13 +27,13 @@ void check_ranks(const Setup& setup, bool) {
     throw ValueError(begin + ", of which this is rank " + std::to_string(setup.layout.rank) +
                      "; expected at least 1, and ranks from 0 to one less");
   }
-  const int alike = team_size(setup) * setup.layout.pp;
+  const int alike = group_size(setup) * setup.layout.pp;
   if (setup.layout.ranks == 1 || alike < 1 || setup.layout.ranks % alike != 0)
     return;  // check_divisor and check_stages report these
   const std::int64_t micro_batches = setup.micro_batches == auto_micro_batches ? 1 : setup.micro_batches;
   const std::int64_t samples = data_ranks(setup) * micro_batches;
   if (setup.batch % samples == 0) return;
-  throw ValueError(begin + in_teams(setup) +
+  throw ValueError(begin + in_groups(setup) +
                    (micro_batches > 1 ? " with `micro_batches` " + std::to_string(micro_batches) + " each" : "") +
                    " do not divide `batch` " + std::to_string(setup.batch) + "; expected a multiple of " +
                    std::to_string(samples));
@@ -41,10 +41,10 @@ void check_ranks(const Setup& setup, bool) {
 
 void check_stages(const Setup& setup, bool) {
   if (setup.layout.pp >= 1 &&
-      (setup.layout.ranks <= 1 || setup.layout.ranks % (team_size(setup) * setup.layout.pp) == 0))
+      (setup.layout.ranks <= 1 || setup.layout.ranks % (group_size(setup) * setup.layout.pp) == 0))
     return;
   throw ValueError("`pp`: " + std::to_string(setup.layout.pp) + " with `ranks` " + std::to_string(setup.layout.ranks) +
-                   in_teams(setup) + "; expected as many stages as divide the ranks, or any number on one rank");
+                   in_groups(setup) + "; expected as many stages as divide the ranks, or any number on one rank");
 }
 
 void check_chunks(const Setup& setup, bool) {

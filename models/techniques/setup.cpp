@@ -47,15 +47,15 @@ class Inference final : public nn::TrainingRun {
 }  // namespace
 
 std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
-                                  dist::Communicator* team) {
+                                  dist::Communicator* group) {
   ModelOptions sizes = setup.sizes;
-  sizes.team = {team_size(setup), team, setup.layout.sequence_parallel || setup.layout.cp > 1, setup.layout.cp > 1};
+  sizes.group = {group_size(setup), group, setup.layout.sequence_parallel || setup.layout.cp > 1, setup.layout.cp > 1};
   sizes.stage = place;
   return make_model(setup.model, sizes, on);
 }
 
 std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks,
-                                  dist::Communicator* team) {
+                                  dist::Communicator* group) {
   const memory::UnitOptions away{.read_ahead = setup.offload.read_ahead};
   std::shared_ptr<ParameterStore> store;
   if (ranks != nullptr && setup.layout.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks, away);
@@ -65,12 +65,12 @@ std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dis
   const ParameterStoreScope scope(store);
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
-  std::unique_ptr<Model> model = make_stage(setup, stage_of(setup), on, team);
+  std::unique_ptr<Model> model = make_stage(setup, stage_of(setup), on, group);
   if (setup.layout.chunks > 1 && !model->options().stage.has_all) {
     std::vector<std::unique_ptr<Model>> pieces;
     pieces.push_back(std::move(model));
     for (int chunk = 1; chunk < setup.layout.chunks; ++chunk) {
-      pieces.push_back(make_stage(setup, stage_of(setup, chunk), on, team));
+      pieces.push_back(make_stage(setup, stage_of(setup, chunk), on, group));
     }
     const PathScope path(pieces.front()->path());
     model = std::make_unique<Pieces>(std::move(pieces));

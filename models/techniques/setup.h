@@ -80,14 +80,14 @@ struct PackingSetup {
 struct LayoutSetup {
   int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;
-  /// Tensor parallelism: shards of blocks and of the vocabulary (dist/parts/team.h). `tp` consecutive ranks with one
-  /// shard each form a group that computes the same samples; a single rank has all shards
+  /// Tensor parallelism: shards of blocks and of the vocabulary (dist/sharding/group.h). `tp` consecutive ranks with
+  /// one shard each form a group that computes the same samples; a single rank has all shards
   int tp = 1;
   /// Sequence parallelism: with `tp`, shards norms, dropout and sums between sharded layers along the sequence
-  /// (dist/parts/sequence.h)
+  /// (dist/sharding/sequence.h)
   bool sequence_parallel = false;
   /// Context parallelism by heads (Ulysses): shards of the sequence. Ranks have whole layers, and in attention some of
-  /// the heads (dist/parts/sequence.h). Groups are formed as for `tp`; one of the two is 1
+  /// the heads (dist/sharding/sequence.h). Groups are formed as for `tp`; one of the two is 1
   int cp = 1;
   /// Pipeline parallelism: stages that a chain of blocks is cut into (ModelOptions::stage). Each `ranks` / `pp`
   /// consecutive ranks have one stage; a single rank has all
@@ -123,16 +123,16 @@ struct Setup {
 };
 
 /// The size of a tensor- or context-parallel group, whose ranks compute the same samples.
-inline int team_size(const Setup& setup) noexcept { return setup.layout.tp * setup.layout.cp; }
+inline int group_size(const Setup& setup) noexcept { return setup.layout.tp * setup.layout.cp; }
 /// Shares of the batch, and the number of this rank's share. The ranks of a group have the same share, in all stages.
 /// With D groups of T ranks per stage, rank (s D + d) T + t has stage s, share d and shard t.
 inline int data_ranks(const Setup& setup) noexcept {
-  const int alike = team_size(setup) * setup.layout.pp;
+  const int alike = group_size(setup) * setup.layout.pp;
   return setup.layout.ranks == 1 || alike < 1 ? setup.layout.ranks : std::max(1, setup.layout.ranks / alike);
 }
 inline int data_rank(const Setup& setup) noexcept {
-  const int team = team_size(setup);
-  return setup.layout.ranks == 1 || team < 1 ? setup.layout.rank : setup.layout.rank / team % data_ranks(setup);
+  const int group = group_size(setup);
+  return setup.layout.ranks == 1 || group < 1 ? setup.layout.rank : setup.layout.rank / group % data_ranks(setup);
 }
 /// This rank's stage, and the place of one of its chunks in the chain, which counts each chunk as a stage.
 inline int stage_number(const Setup& setup) noexcept {
@@ -221,14 +221,14 @@ OptimizerNumbers optimizer_numbers(const Setup& setup);
 
 /// Stage `place` of the setup's model, with its parameters in the store in force.
 std::unique_ptr<Model> make_stage(const Setup& setup, const dist::StagePlace& place, const nn::TensorOptions& on,
-                                  dist::Communicator* team = nullptr);
+                                  dist::Communicator* group = nullptr);
 
 /// The model to train, or the Pieces of a stage in chunks. Its parameters are in a store if the setup offloads them, or
-/// in stage 3 of ZeRO, which shards them over `ranks`, the ranks with the same shards of layers. `ranks` and `team`,
+/// in stage 3 of ZeRO, which shards them over `ranks`, the ranks with the same shards of layers. `ranks` and `group`,
 /// the group with the other shards, must outlive the model. Throws as make_model(name) does, ValueError if the
 /// setup offloads parameters without a tier or on another device than its tier's, FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr,
-                                  dist::Communicator* team = nullptr);
+                                  dist::Communicator* group = nullptr);
 
 /// Throws ValueError for an unknown name, a rate out of range, or state that is offloaded without a tier or on another
 /// device than its tier's; FileError as a tier does.

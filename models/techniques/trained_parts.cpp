@@ -27,21 +27,21 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
                    "; expected the same");
 }
 
-/// This rank's group whose ranks differ only in the shard (team), in the share of the batch (like), or in the stage.
-enum class Alike : std::uint8_t { team, like, stages };
-std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Communicator* ranks, Alike which) {
-  if (ranks == nullptr || team_size(setup) < 1 || setup.layout.pp < 1 ||
-      setup.layout.ranks % (team_size(setup) * setup.layout.pp) != 0)
+/// This rank's group whose ranks differ only in the shard of layers, in the micro-batches, or in the stage.
+enum class GroupOf : std::uint8_t { shards, replicas, stages };
+std::unique_ptr<dist::Communicator> split_ranks(const Setup& setup, dist::Communicator* ranks, GroupOf which) {
+  if (ranks == nullptr || group_size(setup) < 1 || setup.layout.pp < 1 ||
+      setup.layout.ranks % (group_size(setup) * setup.layout.pp) != 0)
     return nullptr;
-  const bool has_any = which == Alike::team     ? team_size(setup) > 1
-                       : which == Alike::stages ? setup.layout.pp > 1
-                                                : team_size(setup) > 1 || setup.layout.pp > 1;
+  const bool has_any = which == GroupOf::shards   ? group_size(setup) > 1
+                       : which == GroupOf::stages ? setup.layout.pp > 1
+                                                  : group_size(setup) > 1 || setup.layout.pp > 1;
   if (!has_any) return nullptr;
-  const int team = team_size(setup), of_stage = setup.layout.ranks / setup.layout.pp;
+  const int group = group_size(setup), of_stage = setup.layout.ranks / setup.layout.pp;
   return ranks->split([=](int rank) {
-    const int color = which == Alike::team   ? rank / team
-                      : which == Alike::like ? rank / of_stage * team + rank % team
-                                             : rank % of_stage;
+    const int color = which == GroupOf::shards     ? rank / group
+                      : which == GroupOf::replicas ? rank / of_stage * group + rank % group
+                                                   : rank % of_stage;
     return dist::Communicator::Place{.color = color, .key = rank};
   });
 }
@@ -58,8 +58,8 @@ std::vector<int> chunks_of(const std::vector<nn::Named>& parameters, const std::
   return list;
 }
 
-std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, dist::TeamParts team,
-                                                  Model& model) {
+std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
+                                                  dist::GroupShards group, Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   dist::DataParallelOptions options{.zero = setup.layout.zero,
@@ -71,8 +71,8 @@ std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Comm
     }
   }
   options.buckets.chunks = chunks_of(own, model.pieces());
-  if (team.ranks != nullptr) team.layers = nn::shard_layers({&model}, own);
-  options.parts = std::move(team);
+  if (group.ranks != nullptr) group.layers = nn::shard_layers({&model}, own);
+  options.group = std::move(group);
   return std::make_unique<dist::DataParallel>(*ranks, std::move(own), std::move(options));
 }
 
@@ -91,7 +91,7 @@ std::vector<dist::PipelineOptions::Input> stage_inputs(const Setup& setup, memor
     if (piece % setup.layout.pp == stage_number(setup)) {
       dist::PipelineOptions::Input& input = inputs.emplace_back();
       if (x.defined()) input = {x.shape(), x.dtype()};
-      if (x.defined() && (setup.layout.sequence_parallel || setup.layout.cp > 1)) input.shape[1] /= team_size(setup);
+      if (x.defined() && (setup.layout.sequence_parallel || setup.layout.cp > 1)) input.shape[1] /= group_size(setup);
     }
     if (piece == last.index) break;
     const std::unique_ptr<Model> model = make_stage(whole, {piece, last.count}, tensor_options(setup, on));
@@ -137,14 +137,14 @@ std::unique_ptr<dist::AllStages> make_all_stages(const Setup& setup, Model& mode
 ModelParts::ModelParts(const Setup& setup, memory::Device device, dist::Communicator* given)
     : dry_ranks(make_dry_ranks(setup, device)),
       ranks(choose(setup, dry_ranks.get(), given)),
-      team_ranks(split_ranks(setup, ranks, Alike::team)),
-      like_ranks(split_ranks(setup, ranks, Alike::like)),
-      stage_ranks(split_ranks(setup, ranks, Alike::stages)),
-      model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
+      tp_group(split_ranks(setup, ranks, GroupOf::shards)),
+      dp_group(split_ranks(setup, ranks, GroupOf::replicas)),
+      pp_group(split_ranks(setup, ranks, GroupOf::stages)),
+      model(make_model(setup, device, dp_group ? dp_group.get() : ranks, tp_group.get())),
       pieces(model->pieces()),
-      parallel(make_parallel(setup, like_ranks ? like_ranks.get() : ranks, {.ranks = team_ranks.get(), .all = ranks},
-                             *model)),
-      stage(make_pipeline(setup, device, stage_ranks.get(), parallel.get(), *model)),
+      parallel(
+          make_parallel(setup, dp_group ? dp_group.get() : ranks, {.ranks = tp_group.get(), .all = ranks}, *model)),
+      stage(make_pipeline(setup, device, pp_group.get(), parallel.get(), *model)),
       all_stages(make_all_stages(setup, *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)) {}
 
@@ -170,7 +170,7 @@ Tensor ModelParts::loss(Batch part) {
 
 dist::Communicator::Volume ModelParts::volume() const {
   dist::Communicator::Volume sum{0, 0};
-  for (const dist::Communicator* of : {ranks, team_ranks.get(), like_ranks.get()}) {
+  for (const dist::Communicator* of : {ranks, tp_group.get(), dp_group.get()}) {
     if (of == nullptr) continue;
     sum.bytes_sent += of->volume().bytes_sent;
     sum.messages += of->volume().messages;

@@ -23,10 +23,10 @@ struct ModelParts {
   ModelParts(const Setup& setup, memory::Device device, dist::Communicator* ranks = nullptr);
 
   std::unique_ptr<dist::Communicator> dry_ranks;
-  dist::Communicator* ranks;                        ///< null for one rank
-  std::unique_ptr<dist::Communicator> team_ranks;   ///< the tensor- or context-parallel group, or null
-  std::unique_ptr<dist::Communicator> like_ranks;   ///< with the same shards and stage; null if all have them
-  std::unique_ptr<dist::Communicator> stage_ranks;  ///< one of each stage; null without a pipeline
+  dist::Communicator* ranks;                     ///< null for one rank
+  std::unique_ptr<dist::Communicator> tp_group;  ///< the tensor- or context-parallel group, or null
+  std::unique_ptr<dist::Communicator> dp_group;  ///< with the same shards and stage; null if all have them
+  std::unique_ptr<dist::Communicator> pp_group;  ///< one of each stage; null without a pipeline
   std::unique_ptr<Model> model;
   std::vector<Model*> pieces;                    ///< Model::pieces
   std::unique_ptr<dist::DataParallel> parallel;  ///< null for one rank

@@ -274,7 +274,7 @@ PlannedSetup::PlannedSetup(const ChoiceOptions& choices, const Setup& setup, nn:
       first_rank_(setup.layout.rank),
       end_rank_(setup.layout.rank + 1),
       plans_(*this, planning_, choices_.costs) {
-  if (setup.layout.ranks > 1 && (setup.layout.zero == 3 || team_size(setup) > 1)) {
+  if (setup.layout.ranks > 1 && (setup.layout.zero == 3 || group_size(setup) > 1)) {
     const int of_stage = setup.layout.ranks / setup.layout.pp;
     first_rank_ = setup.layout.rank / of_stage * of_stage;
     end_rank_ = first_rank_ + of_stage;

@@ -31,7 +31,7 @@ namespace {
 void check_parts(const RunOptions& options, bool is_text) {
   const Setup& setup = options.setup;
   const bool has_stages = setup.layout.ranks > 1 && setup.layout.pp > 1;
-  if (team_size(setup) == 1 && !has_stages) return;
+  if (group_size(setup) == 1 && !has_stages) return;
   const std::string begin = (has_stages            ? "`pp`: " + std::to_string(setup.layout.pp)
                              : setup.layout.cp > 1 ? "`cp`: " + std::to_string(setup.layout.cp)
                                                    : "`tp`: " + std::to_string(setup.layout.tp)) +

@@ -120,11 +120,11 @@ Tensor GeluMlp::forward(Tensor x, const AttentionInputs&) {  // (B, T, C)
 
 nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& sizes,
                               std::span<const nn::ShardedChild> table) {
-  const dist::Team& group = sizes.team;
-  if (group.parts == 1) return on;
-  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " shards: ";
+  const dist::ShardGroup& group = sizes.group;
+  if (group.shards == 1) return on;
+  const std::string start = std::string(group.option()) + ": " + std::to_string(group.shards) + " shards: ";
   const auto divides = [&](std::int64_t count, const char* what) {
-    if (count % group.parts == 0) return;
+    if (count % group.shards == 0) return;
     throw ValueError(start + std::to_string(count) + " " + what + "; expected a divisor");
   };
   divides(sizes.heads, "heads");
@@ -142,8 +142,8 @@ nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& s
 
 void finish_shards(Model& model, const nn::TensorOptions& on) {
   if (const auto* const rules = dynamic_cast<const nn::ShardRules*>(on.rules.get())) rules->finish(model);
-  const dist::Team& group = model.options().team;
-  if (!group.cuts_sequence || group.parts == 1) return;
+  const dist::ShardGroup& group = model.options().group;
+  if (!group.cuts_sequence || group.shards == 1) return;
   nn::shard_tokens(model, group);
   if (!group.has_whole_layers) return;
   model.for_each_module([&](nn::Module& m) {

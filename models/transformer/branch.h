@@ -66,15 +66,15 @@ class SelfAttention final : public nn::Module {
   /// heads() with rotary positions.
   Tensor turned(const Tensor& x, const AttentionInputs& with) const;
 
-  /// Runs over sharded tokens, exchanging heads (dist/parts/sequence.h).
-  void exchange_heads(const dist::Team& group) { group_ = group; }
+  /// Runs over sharded tokens, exchanging heads (dist/sharding/sequence.h).
+  void exchange_heads(const dist::ShardGroup& group) { group_ = group; }
 
  private:
   AttentionOptions attention_options(const AttentionInputs& with) const;
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionInputs& with) const;
 
   SelfAttentionOptions options_;
-  std::optional<dist::Team> group_;
+  std::optional<dist::ShardGroup> group_;
 };
 
 struct MlpOptions {
@@ -109,7 +109,7 @@ nn::TensorOptions with_shards(const nn::TensorOptions& on, const ModelOptions& s
 /// Completes the sharding of a model: layers without parameters, and layers with sharded tokens.
 void finish_shards(Model& model, const nn::TensorOptions& on);
 
-/// An M of `config`, with the children in `table` sharded over `sizes.team`.
+/// An M of `config`, with the children in `table` sharded over `sizes.group`.
 template <class M, class Config>
 std::unique_ptr<M> make_sharded(const Config& config, const ModelOptions& sizes, const nn::TensorOptions& on,
                                 std::span<const nn::ShardedChild> table) {

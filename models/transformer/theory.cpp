@@ -25,8 +25,8 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   const std::int64_t s = layers.sequence, h = layers.width, sh = s * h, as = layers.heads * s;
   const DType whole = precision.parameters, product = precision.compute.value_or(whole);
   const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // the dtype that products read
-  const auto own = [&](std::int64_t all) { return layers.team.own(all); };
-  const auto stream = [&](std::int64_t all) { return own_stream(layers.team, all); };
+  const auto own = [&](std::int64_t all) { return layers.group.own(all); };
+  const auto stream = [&](std::int64_t all) { return own_stream(layers.group, all); };
   TermList kept(precision);
   kept.statistics("norm statistics", stream(2 * 2 * s));  // two norms, mean and rstd
   if (is_pre) kept.values("norm 1 output", stream(sh), operand);
@@ -53,7 +53,9 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
 
 }  // namespace
 
-std::int64_t own_stream(const dist::Team& team, std::int64_t all) { return team.cuts_sequence ? team.own(all) : all; }
+std::int64_t own_stream(const dist::ShardGroup& group, std::int64_t all) {
+  return group.cuts_sequence ? group.own(all) : all;
+}
 
 TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms) {
   TransformerLayers layers;
@@ -62,7 +64,7 @@ TransformerLayers token_layers(const char* path, const ModelOptions& sizes, Norm
   layers.drops_probabilities = layers.drops_results = sizes.dropout > 0;
   layers.norms = norms;
   layers.build = sizes.build, layers.feed_forward = sizes.feed_forward;
-  layers.team = sizes.team;
+  layers.group = sizes.group;
   return layers;
 }
 
@@ -78,7 +80,7 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe) {
 void add_layers(Theory& theory, const TransformerLayers& layers) {
   const std::int64_t n = layers.count, h = layers.width, of_qkv = 3 * h / layers.readers;
   theory.norm(h, 2 * n);
-  const std::int64_t t = layers.team.parts, of_parts = n * layers.team.count();
+  const std::int64_t t = layers.group.shards, of_parts = n * layers.group.count();
   for (const Shape& weight : {Shape{of_qkv / t, h}, Shape{of_qkv / t}})
     theory.weight(weight, layers.readers * of_parts);
   for (const Shape& weight : {Shape{h, h / t}, Shape{4 * h / t, h}, Shape{4 * h / t}, Shape{h, 4 * h / t}}) {
@@ -95,15 +97,15 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
 }
 
 void add_token_rows(Theory& theory, const ModelOptions& sizes, std::int64_t width) {
-  for (int p = 0; p < sizes.team.count(); ++p) {
-    const std::int64_t rows = sizes.team.size(sizes.vocabulary, p);
+  for (int p = 0; p < sizes.group.count(); ++p) {
+    const std::int64_t rows = sizes.group.size(sizes.vocabulary, p);
     theory.weight(width > 0 ? Shape{rows, width} : Shape{rows});
   }
 }
 
 void add_token_loss(TermList& kept, const ModelOptions& sizes) {
   const bool is_textbook = sizes.build == Build::textbook;
-  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.team.own(sizes.vocabulary));
+  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.group.own(sizes.vocabulary));
   if (!is_textbook) kept.statistics("logsumexp", sizes.sequence);
   kept.ids("targets", sizes.sequence);
 }

@@ -12,7 +12,7 @@
 //
 // With t shards (nn/parallel/shards.h) a rank has a shard of everything except the norms, the inputs of the layer's two
 // halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)) (section 4.2.1). If
-// the sequence is sharded, too (dist/parts/sequence.h), sbh (34 / t + 5 a s / (h t)) (section 4.2.2).
+// the sequence is sharded, too (dist/sharding/sequence.h), sbh (34 / t + 5 a s / (h t)) (section 4.2.2).
 //
 // A layer's input is the previous layer's result, so here each layer owns its result.
 
@@ -37,7 +37,7 @@ struct TransformerLayers {
   NormPlace norms = NormPlace::pre;
   Build build = Build::fused;
   FeedForward feed_forward = FeedForward::full;
-  dist::Team team = {};  ///< the shards of layers, and this rank's
+  dist::ShardGroup group = {};  ///< the shards of layers, and this rank's
 };
 
 /// Layers of a model over tokens with complete sizes (models/transformer/transformer.h). Dropout is on probabilities
@@ -45,7 +45,7 @@ struct TransformerLayers {
 TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms);
 
 /// This rank's share of `all` elements between sharded layers: all, or its tokens' if the group shards the sequence.
-std::int64_t own_stream(const dist::Team& team, std::int64_t all);
+std::int64_t own_stream(const dist::ShardGroup& group, std::int64_t all);
 
 /// Whether the linear layers of blocks run in FP8: 16 must divide the width.
 bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);

@@ -10,8 +10,8 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts/class_parts.h>
-#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/sharding/loss.h>
+#include <thimble/dist/sharding/operators.h>
 #include <thimble/models/transformer/transformer.h>
 #include <thimble/nn/parallel/tokens.h>
 
@@ -19,15 +19,15 @@ namespace thimble::models {
 
 TokenModel::TokenModel(const ModelOptions& options, const nn::TensorOptions& on)
     : Model(options), compute_(on.compute) {
-  const dist::Team& group = options.team;
-  if (group.parts == 1) return;
+  const dist::ShardGroup& group = options.group;
+  if (group.shards == 1) return;
   const bool is_cut = group.cuts_layers();
-  const std::string start = std::string(group.option()) + ": " + std::to_string(group.parts) + " shards: ";
-  if (is_cut && options.vocabulary < group.parts) {
+  const std::string start = std::string(group.option()) + ": " + std::to_string(group.shards) + " shards: ";
+  if (is_cut && options.vocabulary < group.shards) {
     throw ValueError(start + "a vocabulary of " + std::to_string(options.vocabulary) +
                      " tokens; expected at most as many shards");
   }
-  if (group.cuts_sequence && options.sequence % group.parts != 0) {
+  if (group.cuts_sequence && options.sequence % group.shards != 0) {
     throw ValueError(start + "a sequence of " + std::to_string(options.sequence) + " tokens; expected a divisor");
   }
   if (options.head == Head::chunked) throw ValueError(start + "not with a chunked head; expected a full one");
@@ -85,25 +85,25 @@ void TokenModel::make_table(const std::string& name, const nn::TensorOptions& on
 namespace {
 
 struct HeadBias final : nn::Module {
-  HeadBias(const nn::init::PartOf& of_part, const nn::TensorOptions& on)
-      : part(of_part), bias(add_parameter("bias", nn::init::constant(part.shape(), 0, on.dtype, on.device))) {}
+  HeadBias(const nn::init::ShardOf& of_head, const nn::TensorOptions& on)
+      : shard(of_head), bias(add_parameter("bias", nn::init::constant(shard.shape(), 0, on.dtype, on.device))) {}
   std::optional<nn::PlaceInWhole> place_in_whole(const Tensor&) const override {
-    if (part.parts == 1) return {};
-    return nn::PlaceInWhole{part};
+    if (shard.shards == 1) return {};
+    return nn::PlaceInWhole{shard};
   }
-  nn::init::PartOf part;
+  nn::init::ShardOf shard;
   nn::Parameter bias;
 };
 
 }  // namespace
 
 std::vector<nn::Parameter*> TokenModel::make_head_bias(const std::string& name, const nn::TensorOptions& on) {
-  const dist::Team& group = options_.team;
-  if (!group.cuts_layers()) return {&child<HeadBias>(name, nn::init::PartOf{{options_.vocabulary}}, on).bias};
+  const dist::ShardGroup& group = options_.group;
+  if (!group.cuts_layers()) return {&child<HeadBias>(name, nn::init::ShardOf{{options_.vocabulary}}, on).bias};
   std::vector<nn::Parameter*> biases;
   for (int p = group.first(); p < group.first() + group.count(); ++p) {
-    const nn::init::PartOf part{{options_.vocabulary}, 0, group.parts, p};
-    biases.push_back(&child<HeadBias>(name + "." + std::to_string(p), part, on).bias);
+    const nn::init::ShardOf shard{{options_.vocabulary}, 0, group.shards, p};
+    biases.push_back(&child<HeadBias>(name + "." + std::to_string(p), shard, on).bias);
   }
   return biases;
 }
@@ -121,7 +121,7 @@ Tensor TokenModel::features(const Tensor& in, const AttentionInputs& with) {
 }
 
 Tensor TokenModel::add_positions(const Tensor& x, const Tensor& rows) const {
-  return options_.team.cuts_sequence ? nn::add_positions(options_.team, x, rows) : add(x, rows);
+  return options_.group.cuts_sequence ? nn::add_positions(options_.group, x, rows) : add(x, rows);
 }
 
 Tensor TokenModel::logits(const Tensor& x) {
@@ -134,7 +134,7 @@ Tensor TokenModel::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope below(shards.path);
   const auto bias_of = [&](std::size_t p) { return shards.biases.empty() ? Tensor() : shards.biases[p]; };
-  const dist::Team& group = options_.team;
+  const dist::ShardGroup& group = options_.group;
   if (group.has_whole_layers) return nn::linear_tokens(group, x, shards.weights[0], bias_of(0), compute_);
   const auto of_shard = [&](std::size_t p, const Tensor& in) {
     return linear(in, nn::as_operand(shards.weights[p], compute_), nn::as_operand(bias_of(p), compute_));
@@ -143,15 +143,15 @@ Tensor TokenModel::logits(const Tensor& x) {
   if (!group.cuts_layers()) return of_shard(0, operand);
   std::optional<SegmentScope> segment;
   if (group.cuts_sequence) segment.emplace(nn::keep_all_but_gathered);
-  const std::vector<Tensor> scores = dist::of_parts(group, operand, of_shard);
+  const std::vector<Tensor> scores = dist::for_each_shard(group, operand, of_shard);
   return scores.size() == 1 ? scores[0] : concat(scores, -1);
 }
 
 Tensor TokenModel::forward(const Tensor& ids, const Tensor& mask) {
-  if (has_head() && options_.team.parts > 1) {
+  if (has_head() && options_.group.shards > 1) {
     throw ValueError(std::string(path_name(path())) + ": scores of a " +
-                     (options_.team.cuts_layers() ? "vocabulary" : "sequence") + " in " +
-                     std::to_string(options_.team.parts) +
+                     (options_.group.cuts_layers() ? "vocabulary" : "sequence") + " in " +
+                     std::to_string(options_.group.shards) +
                      " shards, which are never side by side; expected loss(), or one shard");
   }
   const Tensor x = features(ids, {.mask = mask});
@@ -176,12 +176,12 @@ Tensor TokenModel::loss(const Batch& batch) {
   const Tensor scores = logits(features(batch.input, {.mask = batch.mask}));
   const PathScope scope(path());
   const PathScope below("loss");
-  const dist::Team& group = options_.team;
-  if (group.parts == 1) return token_loss(scores, batch.target, options_.build);
+  const dist::ShardGroup& group = options_.group;
+  if (group.shards == 1) return token_loss(scores, batch.target, options_.build);
   const Tensor rows = reshape(scores, {-1, scores.size(-1)});  // (B T, V), or this rank's shard of it
-  if (group.has_whole_layers) return apply(dist::TokenPartsLoss{group}, rows, batch.target);
+  if (group.has_whole_layers) return apply(dist::TokenShardsLoss{group}, rows, batch.target);
   const Tensor classes = view::reshape(contiguous(batch.target), {-1});
-  return apply(dist::ClassPartsLoss{group, options_.vocabulary, options_.build == Build::textbook}, rows, classes);
+  return apply(dist::ClassShardsLoss{group, options_.vocabulary, options_.build == Build::textbook}, rows, classes);
 }
 
 Batch TokenModel::empty_batch(std::int64_t samples, memory::Device device) const {
@@ -210,7 +210,7 @@ Tensor Decoder::extend(const Tensor& ids, nn::KvCache& cache) {
 
 void Decoder::check_extension(const Tensor& ids, const nn::KvCache& cache) const {
   const std::string name(path_name(path()));
-  if (options_.team.parts > 1) {
+  if (options_.group.shards > 1) {
     throw ValueError(name + ": a cache with sharded blocks; expected whole blocks");
   }
   const nn::KvCacheSizes own = cache_sizes();

@@ -6,7 +6,7 @@
 // A stage of a pipeline has some of the blocks; the first also has embed(), the last finish() and the head.
 //
 // With a sharded vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3) a rank has only the logits of its rows;
-// they are never gathered (dist/parts/class_parts.h).
+// they are never gathered (dist/sharding/loss.h).
 
 #include <cstdint>
 #include <optional>

@@ -17,7 +17,7 @@ Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::
   layers.sequence = s, layers.width = h, layers.heads = sizes.heads;
   layers.drops_results = layers.drops_gelu = sizes.dropout > 0;
   layers.build = sizes.build, layers.feed_forward = sizes.feed_forward;
-  layers.team = sizes.team;
+  layers.group = sizes.group;
   add_layers(theory, layers);
   theory.norm(h);
   theory.linear(sizes.classes, h);

@@ -66,7 +66,7 @@ class Contents {
   void assemble(FunctionRef<void(const NamedTensor&)> append) const {
     Assembly assembly(append);
     for (const FileTensor& t : model_) {
-      if (!t.part) continue;
+      if (!t.shard) continue;
       fetch_parameters(t.here);
       assembly.put(t);
     }
@@ -173,7 +173,7 @@ void visit_save(const Module& module, const optim::Optimizer& optimizer) {
   const CheckpointParts parts = parts_of(module, optimizer);
   const Contents contents(parts);
   for (const FileTensor& t : contents.model()) {
-    if (!t.part) fetch_parameters(t.here);
+    if (!t.shard) fetch_parameters(t.here);
   }
   contents.assemble([](const NamedTensor&) {});
 }
@@ -227,7 +227,7 @@ Metadata load_checkpoint(const std::string& path, const CheckpointParts& parts, 
   for (const FileTensor& t : contents.model()) read_file_tensor(file, file.entry(t.whole.name), t, staging);
   contents.each_state([&](const Named& s, const FileTensor& t) {
     const SafetensorsEntry& entry = file.entry(t.whole.name);
-    const bool is_shard = s.is_part() && !t.part;
+    const bool is_shard = s.is_part() && !t.shard;
     read_file_tensor(file, is_shard ? part_of(entry, s) : entry, t, staging);
   });
   if (scaler != nullptr) scaler->set_state(*info.scaler);

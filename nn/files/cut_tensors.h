@@ -25,15 +25,15 @@ namespace thimble::nn {
 /// A parameter that is a shard of a file's parameter.
 struct CutParameter {
   std::string whole;  ///< the file's name
-  init::PartOf part;
+  init::ShardOf shard;
 };
 
 /// A tensor of a file, and its local shard.
 struct FileTensor {
   NamedTensor whole;  ///< as in the file; without bytes if `here` is a shard
   Tensor here;
-  std::optional<init::PartOf> part = {};  ///< nullopt if `here` is the whole or a range of it
-  std::int64_t first = 0;                 ///< element of the shard that `here` begins with
+  std::optional<init::ShardOf> shard = {};  ///< nullopt if `here` is the whole or a range of it
+  std::int64_t first = 0;                   ///< element of the shard that `here` begins with
 };
 
 /// The sharded parameters of a module.

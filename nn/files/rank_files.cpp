@@ -24,7 +24,7 @@ namespace {
 using Append = FunctionRef<void(const NamedTensor&)>;
 
 dist::Communicator& all_ranks(dist::DataParallel& parallel) {
-  dist::Communicator* const all = parallel.options().parts.all;
+  dist::Communicator* const all = parallel.options().group.all;
   return all != nullptr ? *all : parallel.communicator();
 }
 
@@ -54,7 +54,7 @@ class Gathering {
     of_each_stage([&](const StageOutline& stage) {
       for (std::size_t i = 0; i < stage.parameters.size(); ++i) {
         const StageOutline::Parameter& p = stage.parameters[i];
-        if (!stage.is_stored && p.part == std::nullopt && stage.first_rank == 0) continue;
+        if (!stage.is_stored && p.shard == std::nullopt && stage.first_rank == 0) continue;
         NamedTensor whole = p.whole;
         whole.name = prefix + whole.name;
         if (!has_layouts) whole.layout = FileLayout::same;
@@ -118,21 +118,21 @@ class Gathering {
   /// Moves a parameter, or its state, from the owners to rank 0. `own`: this rank's tensors.
   void bring(const StageOutline& stage, const StageOutline::Parameter& parameter, bool is_shared_out,
              std::span<const NamedTensor> wholes, std::span<const Tensor> own) {
-    const int parts_count = parameter.part ? stage.team : 1;
-    for (int p = 0; p < parts_count; ++p) {
-      const std::int64_t of_part = parameter.elements(p);
-      const std::vector<StageOutline::Owned> all{{0, {0, of_part}}};
+    const int shard_count = parameter.shard ? stage.group : 1;
+    for (int p = 0; p < shard_count; ++p) {
+      const std::int64_t of_shard = parameter.elements(p);
+      const std::vector<StageOutline::Owned> all{{0, {0, of_shard}}};
       for (const StageOutline::Owned& owned : is_shared_out ? parameter.shards[static_cast<std::size_t>(p)] : all) {
-        const int from = stage.first_rank + owned.rank * stage.team + p;
+        const int from = stage.first_rank + owned.rank * stage.group + p;
         if (all_.rank() > 0 && from != all_.rank()) continue;
         std::vector<FileTensor> parts;
         for (std::size_t k = 0; k < wholes.size(); ++k) {
           FileTensor& t = parts.emplace_back(FileTensor{wholes[k], from == all_.rank() ? own[k] : Tensor()});
-          if (parameter.part) t.part = parameter.part, t.part->part = p;
-          if (wholes[k].layout != FileLayout::same) t.part = init::PartOf{wholes[k].tensor.shape()};
+          if (parameter.shard) t.shard = parameter.shard, t.shard->index = p;
+          if (wholes[k].layout != FileLayout::same) t.shard = init::ShardOf{wholes[k].tensor.shape()};
           // A shard's state has an element for each of the shard's.
-          const std::int64_t elements = parameter.part ? of_part : wholes[k].tensor.elements();
-          const dist::Range range = state_range(owned.range, of_part, elements);
+          const std::int64_t elements = parameter.shard ? of_shard : wholes[k].tensor.elements();
+          const dist::Range range = state_range(owned.range, of_shard, elements);
           t.first = range.begin;
           if (from != all_.rank()) t.here = room({range.size()}, wholes[k].tensor.dtype());
         }
@@ -252,9 +252,9 @@ std::vector<NamedTensor> saved_parameters(const Module& module) {
 void check_state(const Module& module, const WholeState& whole) {
   for (const auto& [name, cut] : CutParameters(module)) {
     for (const NamedTensor& s : whole.at(cut.whole)) {
-      if (s.tensor.elements() == cut.part.whole.elements()) continue;
+      if (s.tensor.elements() == cut.shard.whole.elements()) continue;
       throw ShapeError("save_checkpoint: state " + quote(s.name) + " has " + std::to_string(s.tensor.elements()) +
-                       " elements for a parameter in shards with " + std::to_string(cut.part.whole.elements()) +
+                       " elements for a parameter in shards with " + std::to_string(cut.shard.whole.elements()) +
                        "; expected one for each element");
     }
   }
@@ -267,7 +267,7 @@ void sort_tensors(const std::vector<NamedTensor>& parameters, const Module& modu
   const CutParameters cuts(module);
   for (const NamedTensor& p : parameters) {
     const FileTensor t = cuts.of_parameter(p, prefix);
-    if (!t.part && parallel.store() == nullptr) {
+    if (!t.shard && parallel.store() == nullptr) {
       here.push_back(t.whole);
     } else {
       others.push_back({t.whole.name, outline(t.whole.tensor.shape(), t.whole.tensor.dtype()), t.whole.layout});
@@ -392,19 +392,19 @@ Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimiz
   return load_checkpoint(path, module, optimizer, generator, scaler, outlines);
 }
 
-std::int64_t StageOutline::Parameter::elements(int of_part) const {
-  if (!part) return whole.tensor.elements();
-  init::PartOf own = *part;
-  own.part = of_part;
+std::int64_t StageOutline::Parameter::elements(int index) const {
+  if (!shard) return whole.tensor.elements();
+  init::ShardOf own = *shard;
+  own.index = index;
   return own.shape().elements();
 }
 
 StageOutline stage_outline(const Module& module, const dist::DataParallel& parallel) {
   StageOutline stage;
-  const dist::TeamParts& parts = parallel.options().parts;
-  stage.team = parts.ranks != nullptr ? parts.ranks->size() : 1;
-  const int place = parallel.rank() * stage.team + (parts.ranks != nullptr ? parts.ranks->rank() : 0);
-  stage.first_rank = parts.all != nullptr ? parts.all->rank() - place : 0;
+  const dist::GroupShards& group = parallel.options().group;
+  stage.group = group.ranks != nullptr ? group.ranks->size() : 1;
+  const int place = parallel.rank() * stage.group + (group.ranks != nullptr ? group.ranks->rank() : 0);
+  stage.first_rank = group.all != nullptr ? group.all->rank() - place : 0;
   stage.zero = parallel.options().zero;
   stage.is_stored = parallel.store() != nullptr;
   const CutParameters cuts(module);
@@ -415,13 +415,13 @@ StageOutline stage_outline(const Module& module, const dist::DataParallel& paral
     const optim::Named& p = parallel.whole()[i];
     const FileTensor t = cuts.of_parameter({p.name, p.tensor, layouts.at(p.name)});
     const NamedTensor whole{t.whole.name, outline(t.whole.tensor.shape(), p.tensor.dtype()), t.whole.layout};
-    stage.parameters.push_back({whole, t.part, {}});
+    stage.parameters.push_back({whole, t.shard, {}});
   }
-  for (int member = 0; member < stage.team; ++member) {
+  for (int member = 0; member < stage.group; ++member) {
     std::vector<std::vector<StageOutline::Owned>> owners = owners_of(parallel, stage, member);
     for (std::size_t i = 0; i < owners.size(); ++i) {
       StageOutline::Parameter& p = stage.parameters[i];
-      if (p.part || member == 0) p.shards.push_back(std::move(owners[i]));
+      if (p.shard || member == 0) p.shards.push_back(std::move(owners[i]));
     }
   }
   for (const NamedTensor& b : module.buffers()) {

@@ -33,18 +33,18 @@ struct StageOutline {
     dist::Range range;
   };
   struct Parameter {
-    NamedTensor whole;                 ///< in the file's layout, without bytes
-    std::optional<init::PartOf> part;  ///< this rank's shard; nullopt for a whole parameter
+    NamedTensor whole;                   ///< in the file's layout, without bytes
+    std::optional<init::ShardOf> shard;  ///< this rank's shard; nullopt for a whole parameter
     /// ZeRO's ranges of each shard, in the order of elements. A whole parameter has the ranges of each group's first
     /// rank.
     std::vector<std::vector<Owned>> shards;
 
-    std::int64_t elements(int of_part) const;  ///< before ZeRO divides them
+    std::int64_t elements(int index) const;  ///< before ZeRO divides them
   };
   std::vector<Parameter> parameters;
   std::vector<NamedTensor> buffers;  ///< without bytes
   int first_rank = 0;                ///< among all ranks
-  int team = 1;                      ///< tensor-parallel degree
+  int group = 1;                     ///< tensor-parallel degree
   int zero = 0;
   bool is_stored = false;  ///< parameters are in a dist::ShardStore
 };

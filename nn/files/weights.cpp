@@ -202,7 +202,7 @@ Match match_tensors(const std::vector<FileTensor>& targets, const WeightFiles& f
     const std::string& name = target.whole.name;
     std::vector<StoredWeight> taken;
     for (const std::vector<std::string>& others : names_of(name, names, options)) {
-      if (others.size() > 1 && target.part) continue;  // shards are read from one tensor
+      if (others.size() > 1 && target.shard) continue;  // shards are read from one tensor
       const std::vector<StoredWeight> found = find_all(files, others);
       if (!taken.empty() && found.size() != taken.size()) continue;
       for (std::size_t i = 0; i < found.size(); ++i) {

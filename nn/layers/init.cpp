@@ -5,7 +5,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 
 namespace thimble::nn::init {
 
@@ -29,30 +29,32 @@ Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, me
   return normal(shape, std::sqrt(2.0 / static_cast<double>(fan_out)), dtype, device);
 }
 
-Shape PartOf::shape() const {
+Shape ShardOf::shape() const {
   Shape own = whole;
-  const std::int64_t stretch = whole[axis] / stretches;
-  own[axis] = stretches * (dist::part_begin(stretch, parts, part + 1) - dist::part_begin(stretch, parts, part));
+  const std::int64_t projection = whole[axis] / projections;
+  own[axis] =
+      projections * (dist::shard_begin(projection, shards, index + 1) - dist::shard_begin(projection, shards, index));
   return own;
 }
 
-std::int64_t PartOf::apart() const {
-  std::int64_t elements = whole[axis] / stretches;
+std::int64_t ShardOf::apart() const {
+  std::int64_t elements = whole[axis] / projections;
   for (int a = axis + 1; a < whole.rank(); ++a) elements *= whole[a];
   return elements;
 }
 
-std::int64_t PartOf::run() const {
-  const std::int64_t stretch = whole[axis] / stretches;
-  return apart() / stretch * (dist::part_begin(stretch, parts, part + 1) - dist::part_begin(stretch, parts, part));
+std::int64_t ShardOf::run() const {
+  const std::int64_t projection = whole[axis] / projections;
+  return apart() / projection *
+         (dist::shard_begin(projection, shards, index + 1) - dist::shard_begin(projection, shards, index));
 }
 
-std::int64_t PartOf::in_whole(std::int64_t own) const {
-  const std::int64_t stretch = whole[axis] / stretches, each = run();
-  return own / each * apart() + apart() / stretch * dist::part_begin(stretch, parts, part) + own % each;
+std::int64_t ShardOf::in_whole(std::int64_t own) const {
+  const std::int64_t projection = whole[axis] / projections, each = run();
+  return own / each * apart() + apart() / projection * dist::shard_begin(projection, shards, index) + own % each;
 }
 
-void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {
+void ShardOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {
   const std::int64_t count = shape().elements(), each = run();
   for (std::int64_t own = 0; own < count; own += each) f(in_whole(own), own, each);
 }
@@ -60,12 +62,12 @@ void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int6
 namespace {
 
 // Draws each run as a tensor with one sample per element: the site's first sample gives the run's place in the whole.
-Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite site,
+Tensor drawn(const ShardOf& shard, DType dtype, memory::Device device, RandomSite site,
              FunctionRef<void(const Tensor&, const RandomSite&)> fill) {
-  const Tensor t = Tensor::empty(part.shape(), dtype, device, memory::Category::parameter);
+  const Tensor t = Tensor::empty(shard.shape(), dtype, device, memory::Category::parameter);
   if (device.is_dry) return t;
   const Tensor flat = view::reshape(t, {-1});
-  part.for_each_run([&](std::int64_t of_whole, std::int64_t own, std::int64_t count) {
+  shard.for_each_run([&](std::int64_t of_whole, std::int64_t own, std::int64_t count) {
     site.first_sample = of_whole;
     fill(view::slice(flat, 0, own, own + count), site);
   });
@@ -74,13 +76,14 @@ Tensor drawn(const PartOf& part, DType dtype, memory::Device device, RandomSite 
 
 }  // namespace
 
-Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site) {
-  return drawn(part, dtype, device, site,
+Tensor normal_shard(const ShardOf& shard, double deviation, DType dtype, memory::Device device,
+                    const RandomSite& site) {
+  return drawn(shard, dtype, device, site,
                [&](const Tensor& t, const RandomSite& at) { fill_normal(t, 0, deviation, at); });
 }
 
-Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site) {
-  return drawn(part, dtype, device, site,
+Tensor uniform_shard(const ShardOf& shard, double bound, DType dtype, memory::Device device, const RandomSite& site) {
+  return drawn(shard, dtype, device, site,
                [&](const Tensor& t, const RandomSite& at) { fill_uniform(t, -bound, bound, at); });
 }
 

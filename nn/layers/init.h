@@ -16,12 +16,12 @@ Tensor uniform(const Shape& shape, double bound, DType dtype, memory::Device dev
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, memory::Device device);
 
-/// Shard `part` of `parts` along an axis of a tensor of shape `whole`. If the axis concatenates `stretches` tensors of
-/// equal size, the shard has its slice of each.
-struct PartOf {
+/// Shard `index` of `shards` along an axis of a tensor of shape `whole`. If the axis concatenates `projections` tensors
+/// of equal size, say q, k and v, the shard has its slice of each.
+struct ShardOf {
   Shape whole;
   int axis = 0;
-  std::int64_t parts = 1, part = 0, stretches = 1;
+  std::int64_t shards = 1, index = 0, projections = 1;
 
   Shape shape() const;
   /// Elements of a contiguous run, and the distance between runs in the whole.
@@ -34,7 +34,7 @@ struct PartOf {
 };
 
 /// The shard's values of normal() or uniform() of the whole, drawn at `site`.
-Tensor normal_part(const PartOf& part, double deviation, DType dtype, memory::Device device, const RandomSite& site);
-Tensor uniform_part(const PartOf& part, double bound, DType dtype, memory::Device device, const RandomSite& site);
+Tensor normal_shard(const ShardOf& shard, double deviation, DType dtype, memory::Device device, const RandomSite& site);
+Tensor uniform_shard(const ShardOf& shard, double bound, DType dtype, memory::Device device, const RandomSite& site);
 
 }  // namespace thimble::nn::init

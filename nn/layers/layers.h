@@ -227,7 +227,7 @@ enum class Sharding : std::uint8_t { column, row, vocabulary, element };
 struct ShardedChild {
   std::string name;  ///< the end of its path: "attn.c_attn"
   Sharding kind;
-  std::int64_t stretches = 1;  ///< column: concatenated tensors of equal size, each sharded separately
+  std::int64_t projections = 1;  ///< column: concatenated tensors of equal size, each sharded separately
 };
 
 /// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3): y = forward(x), which begins with

@@ -104,7 +104,7 @@ struct NamedTensor {
 
 /// The place of a parameter's shard in the whole parameter.
 struct PlaceInWhole {
-  init::PartOf part;
+  init::ShardOf shard;
   char joint = '.';  ///< in the whole parameter's name, between the layer's name and "weight" or "bias"
 };
 

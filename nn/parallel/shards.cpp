@@ -10,7 +10,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/ops/layout/gather.h>
 #include <thimble/core/ops/random.h>
-#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/sharding/operators.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/nn/parallel/tokens.h>
 
@@ -20,16 +20,16 @@ namespace {
 using Cut = LinearShard::Cut;
 
 /// A shard's range of a parameter of the whole layer, whose outputs are along `axis`.
-init::PartOf part_of(const Shape& whole, int axis, const Cut& cut) {
-  if (!cut.by_inputs) return {whole, axis, cut.parts, cut.part, cut.stretches};
-  return {whole, 1 - axis, cut.parts, cut.part};
+init::ShardOf shard_of(const Shape& whole, int axis, const Cut& cut) {
+  if (!cut.by_inputs) return {whole, axis, cut.shards, cut.index, cut.projections};
+  return {whole, 1 - axis, cut.shards, cut.index};
 }
 
 std::int64_t own_inputs(std::int64_t in, const Cut& cut) {
-  return cut.by_inputs ? part_of({1, in}, 0, cut).shape()[1] : in;
+  return cut.by_inputs ? shard_of({1, in}, 0, cut).shape()[1] : in;
 }
 std::int64_t own_outputs(std::int64_t out, const Cut& cut) {
-  return cut.by_inputs ? out : part_of({out}, 0, cut).shape()[0];
+  return cut.by_inputs ? out : shard_of({out}, 0, cut).shape()[0];
 }
 
 bool draws_bias(const LinearOptions& options) { return options.has_bias && options.deviation < 0 && options.bound < 0; }
@@ -51,9 +51,9 @@ LinearShard::LinearShard(std::int64_t in, std::int64_t out, const TensorOptions&
   const bool is_normal = options.deviation >= 0;
   const double bound = options.bound >= 0 ? options.bound : 1 / std::sqrt(static_cast<double>(in));
   const auto drawn = [&](const Shape& whole, int axis, const RandomSite& site) {
-    const init::PartOf part = part_of(whole, axis, cut);
-    return is_normal ? init::normal_part(part, options.deviation, on.dtype, on.device, site)
-                     : init::uniform_part(part, bound, on.dtype, on.device, site);
+    const init::ShardOf shard = shard_of(whole, axis, cut);
+    return is_normal ? init::normal_shard(shard, options.deviation, on.dtype, on.device, site)
+                     : init::uniform_shard(shard, bound, on.dtype, on.device, site);
   };
   weight = add_parameter("weight",
                          options.weight_is_in_out ? drawn({in, out}, 1, cut.weight) : drawn({out, in}, 0, cut.weight));
@@ -64,31 +64,31 @@ LinearShard::LinearShard(std::int64_t in, std::int64_t out, const TensorOptions&
 
 std::optional<PlaceInWhole> LinearShard::place_in_whole(const Tensor& parameter) const {
   const int axis = parameter.rank() == 2 && weight_is_in_out() ? 1 : 0;  // of the outputs
-  PlaceInWhole place{part_of(parameter.shape(), axis, cut_), joint_};
-  place.part.whole[place.part.axis] = cut_size_;
+  PlaceInWhole place{shard_of(parameter.shape(), axis, cut_), joint_};
+  place.shard.whole[place.shard.axis] = cut_size_;
   return place;
 }
 
-EmbeddingShard::EmbeddingShard(const init::PartOf& part, double deviation, const RandomSite& site,
+EmbeddingShard::EmbeddingShard(const init::ShardOf& shard, double deviation, const RandomSite& site,
                                const TensorOptions& on)
-    : weight(add_parameter("weight", init::normal_part(part, deviation, on.dtype, on.device, site))), part_(part) {}
+    : weight(add_parameter("weight", init::normal_shard(shard, deviation, on.dtype, on.device, site))), shard_(shard) {}
 
 Tensor EmbeddingShard::forward(const Tensor& ids) {
-  const std::int64_t all = part_.whole[0];
-  return apply(ops::Embedding{dist::part_begin(all, part_.parts, part_.part), all}, weight, ids);
+  const std::int64_t all = shard_.whole[0];
+  return apply(ops::Embedding{dist::shard_begin(all, shard_.shards, shard_.index), all}, weight, ids);
 }
 
 namespace {
 
 /// Makes this rank's shards as children of `layer`, by make(name, cut).
 template <class Make>
-std::vector<Layer*> make_shards(const Linear& whole, const dist::Team& group, Cut& cut, const Make& make) {
-  cut.parts = group.parts;
+std::vector<Layer*> make_shards(const Linear& whole, const dist::ShardGroup& group, Cut& cut, const Make& make) {
+  cut.shards = group.shards;
   cut.weight = initial_random_site();
   if (draws_bias(whole.options())) cut.bias = initial_random_site();
   std::vector<Layer*> shards;
   for (int p = group.first(); p < group.first() + group.count(); ++p) {
-    cut.part = p;
+    cut.index = p;
     shards.push_back(&make(name_of(whole.options(), p), cut));
   }
   return shards;
@@ -102,10 +102,10 @@ Tensor ShardedLayer::forward(const Tensor& x) {
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules,
-                                           std::int64_t stretches)
+                                           std::int64_t projections)
     : ShardedLayer(rules.turn()) {
   LinearShard::Cut cut;
-  cut.stretches = stretches;
+  cut.projections = projections;
   shards_ = make_shards(whole, rules.group(), cut, [&](const std::string& name, const LinearShard::Cut& own) -> Layer& {
     return child<LinearShard>(name, whole.inputs(), whole.outputs(), on, whole.options(), own);
   });
@@ -124,18 +124,18 @@ RowParallelLinear::RowParallelLinear(const Linear& whole, const TensorOptions& o
     const Shape shape{whole.outputs()};
     const double bound = 1 / std::sqrt(static_cast<double>(whole.inputs()));
     bias = add_parameter("bias", draws_bias(whole.options())
-                                     ? init::uniform_part({shape}, bound, on.dtype, on.device, cut.bias)
+                                     ? init::uniform_shard({shape}, bound, on.dtype, on.device, cut.bias)
                                      : init::constant(shape, 0, on.dtype, on.device));
   }
 }
 
 VocabularyParallelEmbedding::VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation,
-                                                         const dist::Team& group)
+                                                         const dist::ShardGroup& group)
     : group_(group) {
   const RandomSite site = initial_random_site();
   for (int p = group.first(); p < group.first() + group.count(); ++p) {
-    const init::PartOf part{whole, 0, group.parts, p};
-    shards_.push_back(&child<EmbeddingShard>(std::to_string(p), part, deviation, site, on));
+    const init::ShardOf shard{whole, 0, group.shards, p};
+    shards_.push_back(&child<EmbeddingShard>(std::to_string(p), shard, deviation, site, on));
   }
 }
 
@@ -146,7 +146,7 @@ Tensor VocabularyParallelEmbedding::forward(const Tensor& ids) {
 }
 
 ShardedDropout::ShardedDropout(const Dropout& whole, const ShardRules& rules) : ShardedLayer(rules.turn()) {
-  const dist::Team& group = rules.group();
+  const dist::ShardGroup& group = rules.group();
   for (int p = group.first(); p < group.first() + group.count(); ++p) {
     shards_.push_back(&child<Dropout>(std::to_string(p), whole.probability(), whole.is_textbook()));
   }
@@ -167,22 +167,22 @@ std::unique_ptr<Layer> ShardRules::for_linear(Linear& made, const TensorOptions&
                      "; expected f32, f16 or bf16");
   }
   const bool is_row = rule->kind == Sharding::row;
-  const std::int64_t stretches = is_row ? 1 : rule->stretches, size = is_row ? made.inputs() : made.outputs();
-  if (rule->kind != Sharding::vocabulary && size % (group_.parts * stretches) != 0) {
+  const std::int64_t projections = is_row ? 1 : rule->projections, size = is_row ? made.inputs() : made.outputs();
+  if (rule->kind != Sharding::vocabulary && size % (group_.shards * projections) != 0) {
     throw ValueError(quote(rule->name) + ": " + std::to_string(size) + (is_row ? " inputs" : " outputs") +
-                     (stretches > 1 ? " in " + std::to_string(stretches) + " stretches" : "") +
-                     " are not divisible by " + std::to_string(group_.parts) + " shards");
+                     (projections > 1 ? " in " + std::to_string(projections) + " projections" : "") +
+                     " are not divisible by " + std::to_string(group_.shards) + " shards");
   }
   if (is_row && made.activation() != kernels::Activation::none)
     throw ValueError(quote(rule->name) + ": expected no activation in a row-sharded layer; call it on the sum");
   if (is_row) return std::make_unique<RowParallelLinear>(made, on, *this);
-  return std::make_unique<ColumnParallelLinear>(made, on, *this, rule->stretches);
+  return std::make_unique<ColumnParallelLinear>(made, on, *this, rule->projections);
 }
 
 std::unique_ptr<Layer> ShardRules::for_table(const Shape& shape, const TensorOptions& on, double deviation) const {
   const ShardedChild* const rule = find(path_name(context().path));
   if (rule == nullptr) return nullptr;
-  if (shape[0] < group_.parts)
+  if (shape[0] < group_.shards)
     throw ValueError(quote(rule->name) + ": expected a row for each shard, got " + to_string(shape));
   return std::make_unique<VocabularyParallelEmbedding>(shape, on, deviation, group_);
 }
@@ -208,7 +208,7 @@ Tensor ShardRules::run(Tensor x, const RowParallelLinear& last, FunctionRef<Tens
     std::optional<SegmentScope> segment;
     if (group_.cuts_sequence) segment.emplace(keep_all_but_gathered);
     const std::vector<Tensor> terms =
-        dist::of_parts(group_, std::exchange(x, Tensor()), [&](std::size_t p, Tensor own) {
+        dist::for_each_shard(group_, std::exchange(x, Tensor()), [&](std::size_t p, Tensor own) {
           const PathScope scope(std::to_string(group_.first() + static_cast<int>(p)));
           turn_ = p;
           return forward(std::move(own));

@@ -6,9 +6,9 @@
 //                                                                                                 sum, bias ---- y
 //        (the same for the other shards) ----------------------------------------------------------+
 //
-// The number of shards is an attribute of the arithmetic (dist/parts/team.h). A rank of a group has one shard; one rank
-// without a group has all, and runs them in order with the same bits. Shard p is a separate module, "attn.c_attn.1",
-// and begins with the whole layer's values in its place. The whole is never made.
+// The number of shards is an attribute of the arithmetic (dist/sharding/group.h). A rank of a group has one shard; one
+// rank without a group has all, and runs them in order with the same bits. Shard p is a separate module,
+// "attn.c_attn.1", and begins with the whole layer's values in its place. The whole is never made.
 
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <thimble/core/threads/parallel.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn {
@@ -28,7 +28,7 @@ class LinearShard final : public Linear {
  public:
   struct Cut {
     bool by_inputs = false;
-    std::int64_t parts = 1, part = 0, stretches = 1;
+    std::int64_t shards = 1, index = 0, projections = 1;
     RandomSite weight = {}, bias = {};  ///< where the whole layer's values are drawn
   };
   /// `in` and `out` are the whole layer's.
@@ -44,15 +44,15 @@ class LinearShard final : public Linear {
 /// A shard of a table; returns zeros for rows of other shards.
 class EmbeddingShard final : public Layer {
  public:
-  EmbeddingShard(const init::PartOf& part, double deviation, const RandomSite& site, const TensorOptions& on);
+  EmbeddingShard(const init::ShardOf& shard, double deviation, const RandomSite& site, const TensorOptions& on);
   Parameter weight;
-  std::optional<PlaceInWhole> place_in_whole(const Tensor&) const override { return PlaceInWhole{part_}; }
+  std::optional<PlaceInWhole> place_in_whole(const Tensor&) const override { return PlaceInWhole{shard_}; }
 
  protected:
   Tensor forward(const Tensor& ids) override;
 
  private:
-  init::PartOf part_;
+  init::ShardOf shard_;
 };
 
 /// A layer in shards. A call runs the shard whose turn it is in ShardRules::run; elsewhere it throws ValueError.
@@ -75,7 +75,7 @@ class ShardRules;
 /// (..., I) -> (..., O / t).
 class ColumnParallelLinear final : public ShardedLayer {
  public:
-  ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules, std::int64_t stretches);
+  ColumnParallelLinear(const Linear& whole, const TensorOptions& on, const ShardRules& rules, std::int64_t projections);
 };
 
 /// (..., I / t) -> (..., O), a term of the sum over shards; the bias is added to the sum.
@@ -93,7 +93,8 @@ class RowParallelLinear final : public ShardedLayer {
 /// Ids -> rows of the whole vocabulary: sums the shards' rows.
 class VocabularyParallelEmbedding final : public Layer {
  public:
-  VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation, const dist::Team& group);
+  VocabularyParallelEmbedding(const Shape& whole, const TensorOptions& on, double deviation,
+                              const dist::ShardGroup& group);
   std::string_view difference() const override { return "is in shards"; }
   const std::vector<EmbeddingShard*>& shards() const noexcept { return shards_; }
 
@@ -101,7 +102,7 @@ class VocabularyParallelEmbedding final : public Layer {
   Tensor forward(const Tensor& ids) override;
 
  private:
-  dist::Team group_;
+  dist::ShardGroup group_;
   std::vector<EmbeddingShard*> shards_;
 };
 
@@ -114,14 +115,14 @@ class ShardedDropout final : public ShardedLayer {
 /// The sharded children of a model, for a group.
 class ShardRules final : public LayerRules {
  public:
-  ShardRules(const dist::Team& group, std::span<const ShardedChild> table) : group_(group), table_(table) {}
+  ShardRules(const dist::ShardGroup& group, std::span<const ShardedChild> table) : group_(group), table_(table) {}
 
   std::unique_ptr<Layer> for_linear(Linear& made, const TensorOptions& on) const override;
   std::unique_ptr<Layer> for_table(const Shape& shape, const TensorOptions& on, double deviation) const override;
   /// Replaces a finished module's layers without parameters by their sharded versions.
   void finish(Module& module) const;
 
-  const dist::Team& group() const noexcept { return group_; }
+  const dist::ShardGroup& group() const noexcept { return group_; }
   const std::size_t& turn() const noexcept { return turn_; }
   /// Sums forward(x) over all shards, in order, and adds the row-parallel layer's bias. Runs this rank's shards, each
   /// below the path "0", "1", ...; `forward` owns its x, so that x can be freed as soon as it has been read.
@@ -131,7 +132,7 @@ class ShardRules final : public LayerRules {
   static constexpr std::size_t nobody = ~std::size_t{0};
   const ShardedChild* find(std::string_view path) const;
 
-  dist::Team group_;
+  dist::ShardGroup group_;
   std::span<const ShardedChild> table_;
   mutable std::size_t turn_ = nobody;  // index of the running shard among this rank's
 };

@@ -11,8 +11,8 @@
 #include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts/parts.h>
-#include <thimble/dist/parts/sequence.h>
+#include <thimble/dist/sharding/operators.h>
+#include <thimble/dist/sharding/sequence.h>
 #include <thimble/nn/parallel/shards.h>
 
 namespace thimble::nn {
@@ -23,12 +23,12 @@ namespace {
 template <class Base>
 class TokenLayer : public Layer {
  public:
-  TokenLayer(Base& base, const dist::Team& group) : base_(base), group_(group) {}
+  TokenLayer(Base& base, const dist::ShardGroup& group) : base_(base), group_(group) {}
   std::string_view difference() const override { return "has tokens in shards"; }
 
  protected:
   Base& base_;
-  dist::Team group_;
+  dist::ShardGroup group_;
 };
 
 struct TokenLayerNorm final : TokenLayer<LayerNorm> {
@@ -60,12 +60,12 @@ struct TokenDropout final : TokenLayer<Dropout> {
 
 // A parameter as input of shards. If one rank has all shards, their gradients are summed before they are added to other
 // readers' gradients, as in a group.
-Tensor for_shards(const dist::Team& group, const Tensor& parameter) {
+Tensor for_shards(const dist::ShardGroup& group, const Tensor& parameter) {
   return group.ranks == nullptr && parameter.defined() ? dist::copy_to_group(group, parameter) : parameter;
 }
 
 // Computes each shard of x separately, with the parameters as that shard reads them.
-Tensor linear_shards(const dist::Team& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
+Tensor linear_shards(const dist::ShardGroup& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      std::optional<DType> compute, kernels::Activation activation, bool weight_is_in_out) {
   const Tensor in = as_operand(x, compute);
   const std::int64_t samples = x.size(0) / group.count();
@@ -93,11 +93,11 @@ struct TokenLinear final : TokenLayer<Linear> {
 struct TokenEmbedding final : TokenLayer<Embedding> {
   using TokenLayer::TokenLayer;
   Tensor forward(const Tensor& ids) override {
-    if (ids.size(1) % group_.parts != 0) {
-      throw ShapeError("embedding: expected ids (B, T) whose T " + std::to_string(group_.parts) +
+    if (ids.size(1) % group_.shards != 0) {
+      throw ShapeError("embedding: expected ids (B, T) whose T " + std::to_string(group_.shards) +
                        " shards divide, got " + describe(ids));
     }
-    const std::int64_t each = ids.size(1) / group_.parts;
+    const std::int64_t each = ids.size(1) / group_.shards;
     const Tensor weight = for_shards(group_, base_.weight);
     std::vector<Tensor> shards;
     for (int p = group_.first(); p < group_.first() + group_.count(); ++p) {
@@ -109,7 +109,7 @@ struct TokenEmbedding final : TokenLayer<Embedding> {
 };
 
 template <class Base, class Other>
-void replace_all(Module& module, const dist::Team& group) {
+void replace_all(Module& module, const dist::ShardGroup& group) {
   std::vector<Base*> found;
   module.for_each_module([&](Module& m) {
     auto* const layer = dynamic_cast<Base*>(&m);
@@ -122,7 +122,7 @@ void replace_all(Module& module, const dist::Team& group) {
 
 }  // namespace
 
-void shard_tokens(Module& module, const dist::Team& group) {
+void shard_tokens(Module& module, const dist::ShardGroup& group) {
   replace_all<LayerNorm, TokenLayerNorm>(module, group);
   replace_all<RmsNorm, TokenRmsNorm>(module, group);
   replace_all<Dropout, TokenDropout>(module, group);
@@ -130,16 +130,16 @@ void shard_tokens(Module& module, const dist::Team& group) {
   replace_all<Linear, TokenLinear>(module, group);
 }
 
-Tensor linear_tokens(const dist::Team& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
+Tensor linear_tokens(const dist::ShardGroup& group, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      std::optional<DType> compute) {
   return linear_shards(group, x, weight, bias, compute, kernels::Activation::none, false);
 }
 
-Tensor to_heads(const dist::Team& group, const Tensor& x, std::int64_t stretches) {
-  return apply(dist::ExchangeHeads{group, stretches, true}, x);
+Tensor to_heads(const dist::ShardGroup& group, const Tensor& x, std::int64_t projections) {
+  return apply(dist::ExchangeHeads{group, projections, true}, x);
 }
 
-Tensor attend_by_heads(const dist::Team& group, std::span<const Tensor> of_heads,
+Tensor attend_by_heads(const dist::ShardGroup& group, std::span<const Tensor> of_heads,
                        FunctionRef<Tensor(std::size_t, std::span<const Tensor>)> attend) {
   const auto count = static_cast<std::int64_t>(group.count());
   std::vector<Tensor> results;
@@ -157,7 +157,7 @@ Tensor attend_by_heads(const dist::Team& group, std::span<const Tensor> of_heads
   return apply(dist::ExchangeHeads{group, 1, false}, all);
 }
 
-Tensor add_to_tokens(const dist::Team& group, const Tensor& x, const Tensor& bias) {
+Tensor add_to_tokens(const dist::ShardGroup& group, const Tensor& x, const Tensor& bias) {
   if (!group.cuts_sequence) return add(x, bias);
   std::vector<Tensor> rows;  // the bias per shard, so that gradients are made separately
   for (int p = 0; p < group.count(); ++p) rows.push_back(dist::copy_to_group(group, bias));
@@ -166,7 +166,7 @@ Tensor add_to_tokens(const dist::Team& group, const Tensor& x, const Tensor& bia
   return reshape(add(parts, reshape(stack(rows), {count, 1, 1, x.size(2)})), x.shape());
 }
 
-Tensor add_positions(const dist::Team& group, const Tensor& x, const Tensor& rows) {
+Tensor add_positions(const dist::ShardGroup& group, const Tensor& x, const Tensor& rows) {
   if (!group.cuts_sequence) return add(x, rows);
   const std::int64_t count = group.count(), samples = x.size(0) / count, begin = group.begin(rows.size(0));
   const Tensor own = slice(dist::copy_to_group(group, rows), 0, begin, begin + count * x.size(1));

@@ -13,7 +13,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/outputs.h>
 #include <thimble/dist/alike.h>
-#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/sharding/operators.h>
 #include <thimble/memory/offload/tier.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -218,9 +218,10 @@ void TrainerCore::check() const {
   }
   for (const ShardedChild& child : ranks.sharded) {
     const auto count = std::ranges::count(ranks.sharded, child.name, &ShardedChild::name);
-    if (count == 1 && (child.stretches == 1 || (child.stretches > 1 && child.kind == Sharding::column))) continue;
-    refuse("options.ranks.sharded: " + quote(child.name) + ": expected it once, with 1 stretch or a column's, got it " +
-           std::to_string(count) + " times with " + std::to_string(child.stretches));
+    if (count == 1 && (child.projections == 1 || (child.projections > 1 && child.kind == Sharding::column))) continue;
+    refuse("options.ranks.sharded: " + quote(child.name) +
+           ": expected it once, with 1 projection or a column's, got it " + std::to_string(count) + " times with " +
+           std::to_string(child.projections));
   }
   if (ranks.ranks == nullptr && ranks.zero != 0) {
     refuse("options.ranks.zero: " + std::to_string(ranks.zero) +
@@ -396,7 +397,7 @@ void TrainerCore::require_alike() const {
   for (const std::int64_t step : options_.example_steps) add("example_steps " + std::to_string(step), step);
   for (const ShardedChild& s : options_.ranks.sharded) {
     traits.push_back({"ranks.sharded " + quote(s.name),
-                      std::to_string(static_cast<int>(s.kind)) + ", " + std::to_string(s.stretches)});
+                      std::to_string(static_cast<int>(s.kind)) + ", " + std::to_string(s.projections)});
   }
   add("steps done", first_step_);
   add("save_every", options_.save_every);

@@ -206,7 +206,7 @@ void check_sharded(const std::vector<Module*>& modules, const std::vector<Sharde
 void TrainerRun::make_model(std::shared_ptr<ParameterStore> store) {
   const RankOptions& ranks = trainer_options_.ranks;
   if (ranks.tensor_parallel > 1) {
-    shards_ = std::make_shared<ShardRules>(dist::Team{ranks.tensor_parallel, group_.get()}, ranks.sharded);
+    shards_ = std::make_shared<ShardRules>(dist::ShardGroup{ranks.tensor_parallel, group_.get()}, ranks.sharded);
   }
   TensorOptions on = trainer_options_.layers;
   on.device = device_;
@@ -254,7 +254,7 @@ void TrainerRun::make_program() {
     if (part == part_count_) throw ValueError("trainer: expected one optimizer for each part of the program, got more");
     dist::DataParallelOptions of_part{.zero = options.zero, .buckets = {.bytes = options.bucket_bytes}};
     of_part.buckets.keeps_parameters = !request_.whole->is_elementwise[part];
-    if (group_) of_part.parts = {group_.get(), shard_layers(run_->modules(), parameters), all};
+    if (group_) of_part.group = {group_.get(), shard_layers(run_->modules(), parameters), all};
     parallel_.push_back(std::make_unique<dist::DataParallel>(*ranks_, std::move(parameters), std::move(of_part)));
     return parallel_.back()->parameters();
   };

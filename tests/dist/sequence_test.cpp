@@ -13,9 +13,9 @@
 #include <thimble/core/ops/norm/norm.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/dist/parts/class_parts.h>
-#include <thimble/dist/parts/parts.h>
-#include <thimble/dist/parts/sequence.h>
+#include <thimble/dist/sharding/loss.h>
+#include <thimble/dist/sharding/operators.h>
+#include <thimble/dist/sharding/sequence.h>
 #include <thimble/nn/parallel/tokens.h>
 
 #include "dist/by_rank.h"
@@ -52,22 +52,23 @@ std::vector<T> in_parts(const std::vector<T>& x, std::int64_t parts, std::int64_
 
 TEST_CASE("sequence: tokens of one rank's parts lie part after part", "[sequence]") {
   const int parts = GENERATE(2, 4, 8);
-  const dist::Team team{parts, nullptr, true};
+  const dist::ShardGroup group{parts, nullptr, true};
   const Tensor x = drawn(1, {samples, tokens, width}), y = drawn(2, {samples, tokens, width});
   const std::vector<float> expected = in_parts(to_host<float>(add(x, y)), parts);
   std::vector<Tensor> terms{x, y};
   for (int p = 2; p < parts; ++p) terms.push_back(zeros(x.shape()));
-  const Tensor cut = dist::sum_shards(team, terms);
+  const Tensor cut = dist::sum_shards(group, terms);
   CHECK(cut.shape() == Shape{parts * samples, tokens / parts, width});
   CHECK(to_host<float>(cut) == expected);
-  CHECK(to_host<float>(apply(dist::AllGather{team}, cut)) == to_host<float>(add(x, y)));
+  CHECK(to_host<float>(apply(dist::AllGather{group}, cut)) == to_host<float>(add(x, y)));
 }
 
 TEST_CASE("sequence: gradients of all parts on one rank", "[sequence]") {
-  const dist::Team team{2, nullptr, true};
+  const dist::ShardGroup group{2, nullptr, true};
   const auto function = [&](std::span<const Tensor> in) {
-    const auto terms = dist::of_parts(team, in[0], [&](std::size_t p, const Tensor& x) { return mul(x, in[p + 1]); });
-    return dist::sum_shards(team, terms);
+    const auto terms =
+        dist::for_each_shard(group, in[0], [&](std::size_t p, const Tensor& x) { return mul(x, in[p + 1]); });
+    return dist::sum_shards(group, terms);
   };
   const std::vector<Tensor> inputs{drawn(1, {6, 4, 2}, DType::f64), drawn(2, {3, 8, 2}, DType::f64),
                                    drawn(3, {3, 8, 2}, DType::f64)};
@@ -76,7 +77,7 @@ TEST_CASE("sequence: gradients of all parts on one rank", "[sequence]") {
   CHECK(result.passed);
 }
 
-TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", "[sequence]") {
+TEST_CASE("sequence: a group of ranks has the values and gradients of one rank", "[sequence]") {
   const int parts = GENERATE(2, 4);
   const std::int64_t b = GENERATE(1, 3);
   const Tensor x = drawn(1, {parts * b, tokens / parts, width});  // shard after shard
@@ -84,17 +85,17 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
   struct Result {
     std::vector<float> y, dx;
   };
-  const auto run = [&](const dist::Team& team) {
-    Tensor own = contiguous(view::slice(x, 0, team.first() * b, (team.first() + team.count()) * b));
+  const auto run = [&](const dist::ShardGroup& group) {
+    Tensor own = contiguous(view::slice(x, 0, group.first() * b, (group.first() + group.count()) * b));
     own.require_grad();
     Tape tape;
     Tensor sum;
     {
       const Recording on(tape);
-      const auto terms = dist::of_parts(team, own, [&](std::size_t p, const Tensor& in) {
-        return mul(in, weight(team.first() + static_cast<int>(p)));
+      const auto terms = dist::for_each_shard(group, own, [&](std::size_t p, const Tensor& in) {
+        return mul(in, weight(group.first() + static_cast<int>(p)));
       });
-      sum = dist::sum_shards(team, terms);
+      sum = dist::sum_shards(group, terms);
     }
     tape.backward(sum, mul(sum.detach(), 1e-6));
     return Result{to_host<float>(sum), to_host<float>(own.grad())};
@@ -106,10 +107,10 @@ TEST_CASE("sequence: a team of ranks has the values and gradients of one rank", 
     memory::Category of_whole = memory::Category::communication;
   };
   const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
-    const dist::Team team{parts, &ranks, true};
-    Result own = run(team);
+    const dist::ShardGroup group{parts, &ranks, true};
+    Result own = run(group);
     const std::uint64_t sent = ranks.volume().bytes_sent;
-    const Tensor whole = apply(dist::AllGather{team}, view::slice(x, 0, team.first() * b, (team.first() + 1) * b));
+    const Tensor whole = apply(dist::AllGather{group}, view::slice(x, 0, group.first() * b, (group.first() + 1) * b));
     return OfRank{std::move(own), sent, whole.storage()->category()};
   });
   std::vector<float> y, dx;
@@ -199,10 +200,10 @@ TEST_CASE("sequence: tokens in parts draw what they draw in the whole sequence",
 }
 
 TEST_CASE("sequence: what does not divide is refused", "[sequence]") {
-  const dist::Team team{3, nullptr, true};
+  const dist::ShardGroup group{3, nullptr, true};
   const Tensor x = zeros({3, 8, 2});
-  CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{x, x, x}), Catch::Contains("(B, T, C) whose T they divide"));
-  CHECK_THROWS_WITH(apply(dist::AllGather{team}, zeros({4, 8, 2})), Catch::Contains("of P 3 shards"));
+  CHECK_THROWS_WITH(dist::sum_shards(group, std::vector{x, x, x}), Catch::Contains("(B, T, C) whose T they divide"));
+  CHECK_THROWS_WITH(apply(dist::AllGather{group}, zeros({4, 8, 2})), Catch::Contains("of P 3 shards"));
   CHECK_THROWS_WITH(apply(ops::LayerNorm{1, 1e-5, 5}, x, zeros({2}), zeros({2})),
                     Catch::Contains("5 groups of 24 rows; expected a divisor"));
   CHECK_THROWS_WITH(apply(ops::Dropout{0.5, {}, {2, 0}}, x), Catch::Contains("groups that divide the first axis"));
@@ -216,7 +217,7 @@ namespace {
 
 constexpr std::int64_t heads_width = 8;
 
-dist::Team team_of(int parts, dist::Communicator* ranks = nullptr) { return {parts, ranks, true, true}; }
+dist::ShardGroup group_of(int parts, dist::Communicator* ranks = nullptr) { return {parts, ranks, true, true}; }
 
 /// (B, T, C) -> (parts B, T / parts, C), element by element.
 Tensor tokens_in_parts(const Tensor& whole, std::int64_t parts) {
@@ -236,34 +237,35 @@ Tensor tokens_in_parts(const Tensor& whole, std::int64_t parts) {
 
 /// Attention of sharded tokens: to heads, attend(p, ...), and back.
 template <class Attend>
-Tensor attended(const dist::Team& team, std::span<const Tensor> in, std::int64_t stretches, const Attend& attend) {
+Tensor attended(const dist::ShardGroup& group, std::span<const Tensor> in, std::int64_t projections,
+                const Attend& attend) {
   std::vector<Tensor> of_heads;
-  for (const Tensor& x : in) of_heads.push_back(nn::to_heads(team, x, stretches));
-  return nn::attend_by_heads(team, of_heads, attend);
+  for (const Tensor& x : in) of_heads.push_back(nn::to_heads(group, x, projections));
+  return nn::attend_by_heads(group, of_heads, attend);
 }
 
 }  // namespace
 
 TEST_CASE("heads: tokens become heads as a loop says, and come back", "[heads]") {
   const int parts = GENERATE(2, 4);
-  const std::int64_t b = GENERATE(1, 3), stretches = GENERATE(1, 3);
-  const Tensor whole = drawn(1, {b, tokens, stretches * heads_width}, DType::f64);
+  const std::int64_t b = GENERATE(1, 3), projections = GENERATE(1, 3);
+  const Tensor whole = drawn(1, {b, tokens, projections * heads_width}, DType::f64);
   const Tensor x = tokens_in_parts(whole, parts);
-  const Tensor y = apply(dist::ExchangeHeads{team_of(parts), stretches, true}, x);
-  REQUIRE(y.shape() == Shape{parts * b, tokens, stretches * heads_width / parts});
+  const Tensor y = apply(dist::ExchangeHeads{group_of(parts), projections, true}, x);
+  REQUIRE(y.shape() == Shape{parts * b, tokens, projections * heads_width / parts});
   const std::vector<double> from = to_host<double>(whole), to = to_host<double>(y);
   const std::int64_t own = heads_width / parts;
   std::size_t at = 0;
   for (std::int64_t p = 0; p < parts; ++p) {
     for (std::int64_t n = 0; n < b * tokens; ++n) {
-      for (std::int64_t s = 0; s < stretches; ++s) {
+      for (std::int64_t s = 0; s < projections; ++s) {
         for (std::int64_t k = 0; k < own; ++k) {
-          REQUIRE(to[at++] == from[static_cast<std::size_t>((n * stretches + s) * heads_width + p * own + k)]);
+          REQUIRE(to[at++] == from[static_cast<std::size_t>((n * projections + s) * heads_width + p * own + k)]);
         }
       }
     }
   }
-  CHECK(to_host<double>(apply(dist::ExchangeHeads{team_of(parts), stretches, false}, y)) == to_host<double>(x));
+  CHECK(to_host<double>(apply(dist::ExchangeHeads{group_of(parts), projections, false}, y)) == to_host<double>(x));
 }
 
 TEST_CASE("heads: attention of parts is that of the whole", "[heads]") {
@@ -276,14 +278,14 @@ TEST_CASE("heads: attention of parts is that of the whole", "[heads]") {
   const auto attend = [&](std::size_t, std::span<const Tensor> qkv) {
     return attention(qkv[0], heads / parts, options);
   };
-  const Tensor y = attended(team_of(parts), {&cut, 1}, 3, attend);
+  const Tensor y = attended(group_of(parts), {&cut, 1}, 3, attend);
   CHECK(to_host<double>(y) == to_host<double>(tokens_in_parts(attention(whole, heads, options), parts)));
 }
 
 TEST_CASE("heads: gradients against differences", "[heads]") {
-  const dist::Team team = team_of(2);
+  const dist::ShardGroup group = group_of(2);
   const auto both = [&](std::span<const Tensor> in) {
-    return attended(team, in, 1, [&](std::size_t p, std::span<const Tensor> x) {
+    return attended(group, in, 1, [&](std::size_t p, std::span<const Tensor> x) {
       return mul(x[0], p == 0 ? x[1] : mul(x[1], x[1]));
     });
   };
@@ -292,7 +294,7 @@ TEST_CASE("heads: gradients against differences", "[heads]") {
   INFO(result.report);
   CHECK(result.passed);
   const Tensor targets = from_host(std::vector<std::int64_t>{0, 2, -100, 1, 2, 2, 0, -100}, {2, 4});
-  const auto loss = [&](std::span<const Tensor> in) { return apply(dist::TokenPartsLoss{team}, in[0], targets); };
+  const auto loss = [&](std::span<const Tensor> in) { return apply(dist::TokenShardsLoss{group}, in[0], targets); };
   const GradcheckResult of_loss = gradcheck(loss, std::vector{drawn(3, {8, 3}, DType::f64)});
   INFO(of_loss.report);
   CHECK(of_loss.passed);
@@ -323,14 +325,14 @@ TEST_CASE("heads: the loss of tokens in parts is that of all tokens", "[heads][c
     return cross_entropy(x, to_device(view::reshape(targets, {b * tokens}), device));
   });
   const auto cut = run(tokens_in_parts(logits, parts), [&](const Tensor& x) {
-    return apply(dist::TokenPartsLoss{team_of(parts)}, x, to_device(targets, device));
+    return apply(dist::TokenShardsLoss{group_of(parts)}, x, to_device(targets, device));
   });
   CHECK(cut.first == Approx(whole.first).epsilon(1e-6));
   const Tensor expected = tokens_in_parts(view::reshape(whole.second, {b, tokens, classes}), parts);
   CHECK(to_host<double>(to_dtype(cut.second, DType::f64)) == to_host<double>(to_dtype(expected, DType::f64)));
 }
 
-TEST_CASE("heads: a team of ranks has the values and gradients of one rank", "[heads]") {
+TEST_CASE("heads: a group of ranks has the values and gradients of one rank", "[heads]") {
   const int parts = GENERATE(2, 4);
   const std::int64_t b = GENERATE(1, 3);
   constexpr std::int64_t classes = 3;
@@ -341,27 +343,27 @@ TEST_CASE("heads: a team of ranks has the values and gradients of one rank", "[h
   struct Result {
     std::vector<float> loss, dx, dweight, dhead, dbias;
   };
-  const auto run = [&](const dist::Team& team) {
-    Tensor own = contiguous(view::slice(x, 0, team.first() * b, (team.first() + team.count()) * b));
+  const auto run = [&](const dist::ShardGroup& group) {
+    Tensor own = contiguous(view::slice(x, 0, group.first() * b, (group.first() + group.count()) * b));
     Tensor w = drawn(2, {heads_width}), h = drawn(3, {classes, heads_width}), c = drawn(4, {classes});
     for (Tensor* t : {&own, &w, &h, &c}) t->require_grad();
     Tape tape;
     Tensor loss;
     {
       const Recording on(tape);
-      const Tensor y = attended(team, {&own, 1}, 1, [&](std::size_t, std::span<const Tensor> of_part) {
+      const Tensor y = attended(group, {&own, 1}, 1, [&](std::size_t, std::span<const Tensor> of_part) {
         return mul(of_part[0], of_part[0]);
       });
-      const Tensor logits = nn::linear_tokens(team, nn::add_to_tokens(team, y, w), h, c, {});
-      loss = apply(dist::TokenPartsLoss{team}, reshape(logits, {-1, classes}), targets);
+      const Tensor logits = nn::linear_tokens(group, nn::add_to_tokens(group, y, w), h, c, {});
+      loss = apply(dist::TokenShardsLoss{group}, reshape(logits, {-1, classes}), targets);
     }
     tape.backward(loss);
     return Result{to_host<float>(loss), to_host<float>(own.grad()), to_host<float>(w.grad()), to_host<float>(h.grad()),
                   to_host<float>(c.grad())};
   };
-  const Result one = run(team_of(parts));
+  const Result one = run(group_of(parts));
   std::vector<float> dx;
-  for (const Result& own : testing::by_rank(parts, [&](auto& ranks) { return run(team_of(parts, &ranks)); })) {
+  for (const Result& own : testing::by_rank(parts, [&](auto& ranks) { return run(group_of(parts, &ranks)); })) {
     CHECK(own.loss == one.loss);
     CHECK(own.dweight == one.dweight);
     CHECK(own.dhead == one.dhead);
@@ -372,12 +374,12 @@ TEST_CASE("heads: a team of ranks has the values and gradients of one rank", "[h
 }
 
 TEST_CASE("heads: what does not divide is refused", "[heads]") {
-  const dist::Team team = team_of(3);
-  CHECK_THROWS_WITH(apply(dist::ExchangeHeads{team, 1, true}, zeros({3, 2, 8})),
+  const dist::ShardGroup group = group_of(3);
+  CHECK_THROWS_WITH(apply(dist::ExchangeHeads{group, 1, true}, zeros({3, 2, 8})),
                     Catch::Contains("whose C they divide"));
-  CHECK_THROWS_WITH(apply(dist::ExchangeHeads{team, 1, false}, zeros({3, 8, 3})),
+  CHECK_THROWS_WITH(apply(dist::ExchangeHeads{group, 1, false}, zeros({3, 8, 3})),
                     Catch::Contains("whose T they divide"));
-  CHECK_THROWS_WITH(apply(dist::TokenPartsLoss{team}, zeros({3, 3}), zeros({1, 4}, DType::i64)),
+  CHECK_THROWS_WITH(apply(dist::TokenShardsLoss{group}, zeros({3, 3}), zeros({1, 4}, DType::i64)),
                     Catch::Contains("in 3 shards of (B, T)"));
-  CHECK_THROWS_AS(apply(dist::TokenPartsLoss{team}, zeros({6, 3}), zeros({2, 3}, DType::f32)), DTypeError);
+  CHECK_THROWS_AS(apply(dist::TokenShardsLoss{group}, zeros({6, 3}), zeros({2, 3}, DType::f32)), DTypeError);
 }

@@ -64,7 +64,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
   }
 }
 
-TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "[models][theory]") {
+TEST_CASE("models theory: blocks in parts, on one rank and on each of a group", "[models][theory]") {
   const std::string name = GENERATE("char-gpt", "bert-base", "tiny-llama", "vit-b16");
   const int parts = GENERATE(1, 2, 4, 8);
   const bool is_team = GENERATE(false, true);
@@ -74,7 +74,7 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   if (is_team && parts == 1) return;
   if (cuts_sequence && (parts == 1 || name == "vit-b16")) return;
   INFO(name << ", " << parts << " parts, " << (cuts_sequence ? "sequence as well, " : "")
-            << (is_team ? "team" : "one rank") << ", " << (build == models::Build::fused ? "fused, " : "textbook, ")
+            << (is_team ? "group" : "one rank") << ", " << (build == models::Build::fused ? "fused, " : "textbook, ")
             << policy);
   models::Setup setup;
   setup.model = name;
@@ -92,7 +92,7 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   }
   set_precision(setup, policy);
   const auto ranks = dist::make_dry(parts - 1, parts);
-  sizes.team = {parts, is_team ? ranks.get() : nullptr, cuts_sequence};
+  sizes.group = {parts, is_team ? ranks.get() : nullptr, cuts_sequence};
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
   RandomGenerator generator(1);
@@ -124,7 +124,7 @@ TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[
       models::ModelOptions options;
       options.build = models::Build::textbook;
       const auto ranks = dist::make_dry(0, t);
-      options.team = {t, t > 1 ? ranks.get() : nullptr, cuts_sequence && t > 1};
+      options.group = {t, t > 1 ? ranks.get() : nullptr, cuts_sequence && t > 1};
       const models::ModelOptions sizes = models::gpt_options(name, options);
       const std::int64_t s = sizes.sequence, h = sizes.width, a = sizes.heads, b = 3;
       const models::Theory theory = models::make_theory(name, options, DType::bf16);

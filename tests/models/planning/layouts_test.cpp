@@ -241,7 +241,7 @@ TEST_CASE("layouts: reading parameters ahead only adds to the bytes that live at
   }
 }
 
-TEST_CASE("layouts: bounds and traffic of teams, by hand", "[layouts]") {
+TEST_CASE("layouts: bounds and traffic of groups, by hand", "[layouts]") {
   models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = 2;

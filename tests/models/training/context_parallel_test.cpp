@@ -122,12 +122,12 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
   const std::string name = GENERATE("char-gpt", "tiny-llama", "bert-base");
   const int parts = GENERATE(2, 4);
   const bool is_team = GENERATE(false, true);
-  INFO(name << ", " << parts << " parts, " << (is_team ? "team" : "one rank"));
+  INFO(name << ", " << parts << " parts, " << (is_team ? "group" : "one rank"));
   const auto ranks = dist::make_dry(parts - 1, parts);
   constexpr std::int64_t b = 3;
   models::ModelOptions sizes = setup_of({name, parts, 1}).sizes;
-  const auto kept = [&](std::int64_t layers, const dist::Team& team) {
-    sizes.layers = layers, sizes.team = team;
+  const auto kept = [&](std::int64_t layers, const dist::ShardGroup& group) {
+    sizes.layers = layers, sizes.group = group;
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope scope(stack.top);
     RandomGenerator generator(1);
@@ -140,9 +140,9 @@ TEST_CASE("context parallel: a layer keeps its part of what a whole one does, an
     model->loss(batch);
     return static_cast<std::int64_t>(stack.ledger->bytes(memory::Category::activation));
   };
-  const dist::Team team{parts, is_team ? ranks.get() : nullptr, true, true};
-  const std::int64_t here = team.count(), layer = kept(3, {}) - kept(2, {});
-  CHECK(kept(3, team) - kept(2, team) == (layer + 4 * sizes.sequence * b * sizes.width) / parts * here);
+  const dist::ShardGroup group{parts, is_team ? ranks.get() : nullptr, true, true};
+  const std::int64_t here = group.count(), layer = kept(3, {}) - kept(2, {});
+  CHECK(kept(3, group) - kept(2, group) == (layer + 4 * sizes.sequence * b * sizes.width) / parts * here);
 }
 
 TEST_CASE("context parallel: what is not done is refused", "[context_parallel]") {
@@ -174,7 +174,7 @@ TEST_CASE("context parallel: what is not done is refused", "[context_parallel]")
           s.sizes = {};
         }).find("is not cut along the sequence") != std::string::npos);
   models::ModelOptions sizes = setup_of({"char-gpt", 2, 1}).sizes;
-  sizes.team = {2, nullptr, true, true};
+  sizes.group = {2, nullptr, true, true};
   const models::Theory theory = models::make_theory("char-gpt", sizes, DType::f32);
   CHECK(theory.state(0).parameter_elements == models::make_model("char-gpt", sizes)->parameter_count());
   CHECK_THROWS_WITH(theory.held_bytes(0, 1), Catch::Contains("tokens in shards, in attention heads, keep"));

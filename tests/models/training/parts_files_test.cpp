@@ -282,7 +282,7 @@ TEST_CASE("parts in files: what cannot be is refused by name", "[parts_files]") 
   CHECK(folder.entries() == 0);
   const std::unique_ptr<models::Model> cut = [] {
     models::ModelOptions sizes = setup_of("char-gpt", {2, 1}).sizes;
-    sizes.team.parts = 2;
+    sizes.group.shards = 2;
     return models::make_model("char-gpt", sizes);
   }();
   CHECK(why([&] {

@@ -158,7 +158,7 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   setup.layout.ranks = p * t, setup.micro_batches = setup.batch = m;
   const auto parts_of_one = dist::make_dry(0, t);
   models::ModelOptions sizes = setup.sizes;
-  sizes.team = {t, t > 1 ? parts_of_one.get() : nullptr};
+  sizes.group = {t, t > 1 ? parts_of_one.get() : nullptr};
   const models::Theory theory = models::make_theory("gpt-22b", sizes, DType::bf16);
   std::size_t of_layer = 0;
   for (const models::Term& term : theory.layers.at(0).kept) of_layer += static_cast<std::size_t>(term.bytes(1));
@@ -189,7 +189,7 @@ TEST_CASE("pipeline: activations under way are the formulas'", "[pipeline_parall
   }
 }
 
-TEST_CASE("pipeline: parts of a team are alike, but for the rank that writes files", "[pipeline_parallel]") {
+TEST_CASE("pipeline: parts of a group are alike, but for the rank that writes files", "[pipeline_parallel]") {
   using Groups = std::vector<std::vector<int>>;
   CHECK(models::alike_ranks(setup_of({"bert-base", 2, 2}), cpu) == Groups{{0}, {1}, {2, 3}});
   CHECK(models::alike_ranks(setup_of({"bert-base", 2, 3}), cpu) == Groups{{0}, {1, 2}, {3, 4, 5}});

@@ -38,7 +38,7 @@ struct Row {
 
   std::string text() const {
     return model + " in " + std::to_string(tp) + " parts, " + (cuts_sequence ? "sequence as well, " : "") +
-           std::to_string(dp) + " teams, stage " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
+           std::to_string(dp) + " groups, stage " + std::to_string(zero) + ", " + std::to_string(micro_batches) +
            " micro-batches, " + precision + " " + optimizer + (build == models::Build::textbook ? ", textbook" : "");
   }
 };
@@ -194,7 +194,7 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
 TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by side", "[tensor_parallel]") {
   const std::string name = GENERATE("char-gpt", "tiny-llama", "bert-base");
   models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
-  sizes.team.parts = 2;
+  sizes.group.shards = 2;
   const auto model = models::make_model(name, sizes);
   CHECK_THROWS_WITH(model->forward(zeros({1, 4}, DType::i64)),
                     Catch::Contains("scores of a vocabulary in 2 shards, which are never side by side"));
@@ -208,7 +208,7 @@ TEST_CASE("tensor parallel: logits of a vocabulary in parts are never side by si
 TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
   const std::string name = GENERATE("char-gpt", "tiny-llama");
   models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
-  sizes.team.parts = 2;
+  sizes.group.shards = 2;
   const auto model = models::make_model(name, sizes);
   auto& decoder = dynamic_cast<models::Decoder&>(*model);
   nn::KvCacheSizes cached = decoder.cache_sizes();

@@ -24,7 +24,7 @@ namespace {
 struct Cut {
   Shape whole;
   int axis;
-  std::int64_t parts, stretches;
+  std::int64_t parts, projections;
 };
 
 const std::vector<Cut> cuts{{{12, 5}, 0, 3, 1}, {{5, 12}, 1, 2, 1},   {{4, 24}, 1, 4, 3}, {{24, 4}, 0, 2, 3},
@@ -33,11 +33,11 @@ const std::vector<Cut> cuts{{{12, 5}, 0, 3, 1}, {{5, 12}, 1, 2, 1},   {{4, 24}, 
 /// Flat indices in the whole tensor of the elements of shard `part`, in the shard's order, by hand.
 std::vector<std::int64_t> elements_of(const Cut& cut, std::int64_t part) {
   std::vector<std::int64_t> list;
-  const std::int64_t stretch = cut.whole[cut.axis] / cut.stretches, each = stretch / cut.parts;
+  const std::int64_t projection = cut.whole[cut.axis] / cut.projections, each = projection / cut.parts;
   for (std::int64_t i = 0; i < cut.whole.elements(); ++i) {
     std::int64_t at = i;
     for (int axis = cut.whole.rank() - 1; axis > cut.axis; --axis) at /= cut.whole[axis];
-    if (at % cut.whole[cut.axis] % stretch / each == part) list.push_back(i);
+    if (at % cut.whole[cut.axis] % projection / each == part) list.push_back(i);
   }
   return list;
 }
@@ -52,7 +52,7 @@ struct Net final : nn::Module {
   Net(const std::string& name, std::int64_t part) {
     nn::LinearOptions options;
     options.deviation = 0.1;
-    child<nn::LinearShard>(name, 6, 8, nn::TensorOptions{}, options, nn::LinearShard::Cut{.parts = 2, .part = part});
+    child<nn::LinearShard>(name, 6, 8, nn::TensorOptions{}, options, nn::LinearShard::Cut{.shards = 2, .index = part});
   }
 };
 
@@ -61,11 +61,11 @@ struct Net final : nn::Module {
 TEST_CASE("cut tensors: where an element of a part lies", "[cut_tensors]") {
   for (const Cut& cut : cuts) {
     for (std::int64_t p = 0; p < cut.parts; ++p) {
-      const nn::init::PartOf part{cut.whole, cut.axis, cut.parts, p, cut.stretches};
+      const nn::init::ShardOf shard{cut.whole, cut.axis, cut.parts, p, cut.projections};
       const std::vector<std::int64_t> expected = elements_of(cut, p);
-      REQUIRE(part.shape().elements() == static_cast<std::int64_t>(expected.size()));
+      REQUIRE(shard.shape().elements() == static_cast<std::int64_t>(expected.size()));
       for (std::size_t i = 0; i < expected.size(); ++i) {
-        CHECK(part.in_whole(static_cast<std::int64_t>(i)) == expected[i]);
+        CHECK(shard.in_whole(static_cast<std::int64_t>(i)) == expected[i]);
       }
     }
   }
@@ -91,7 +91,7 @@ TEST_CASE("cut tensors: parts come together in any order and in any pieces", "[c
           const std::int64_t end = std::min(first + step, values.elements());
           assembly.put({{"w", nn::outline(cut.whole, DType::i64)},
                         view::slice(values, 0, first, end),
-                        nn::init::PartOf{cut.whole, cut.axis, cut.parts, p, cut.stretches},
+                        nn::init::ShardOf{cut.whole, cut.axis, cut.parts, p, cut.projections},
                         first});
         }
       }
@@ -114,7 +114,7 @@ TEST_CASE("cut tensors: a part is read out of a file, from any element on, conve
     const SafetensorsReader file(folder / "file");
     nn::FileStaging staging;
     for (std::int64_t p = 0; p < cut.parts; ++p) {
-      const nn::init::PartOf part{cut.whole, cut.axis, cut.parts, p, cut.stretches};
+      const nn::init::ShardOf shard{cut.whole, cut.axis, cut.parts, p, cut.projections};
       const std::vector<std::int64_t> expected = elements_of(cut, p);
       const auto count = static_cast<std::int64_t>(expected.size());
       for (const auto& [first, end] : {std::pair<std::int64_t, std::int64_t>{0, count},
@@ -126,7 +126,7 @@ TEST_CASE("cut tensors: a part is read out of a file, from any element on, conve
         for (const DType dtype : {DType::f32, DType::f64}) {
           const Tensor own = zeros({end - first}, dtype);
           nn::read_file_tensor(file, file.entry("w"),
-                               nn::FileTensor{{"w", nn::outline(cut.whole, dtype)}, own, part, first}, staging);
+                               nn::FileTensor{{"w", nn::outline(cut.whole, dtype)}, own, shard, first}, staging);
           const std::vector<double> read = to_host<double>(to_dtype(own, DType::f64));
           bool is_same = true;
           for (std::int64_t i = first; i < end; ++i) {
@@ -145,19 +145,19 @@ TEST_CASE("cut tensors: a module names what its parts are of", "[cut_tensors]") 
   const nn::CutParameters found(net);
   REQUIRE(found.find("fc.1.weight") != nullptr);
   CHECK(found.find("fc.1.weight")->whole == "fc.weight");
-  CHECK(found.find("fc.1.weight")->part.whole == Shape{8, 6});
+  CHECK(found.find("fc.1.weight")->shard.whole == Shape{8, 6});
   CHECK(found.find("fc.1.bias")->whole == "fc.bias");
-  CHECK(found.find("fc.1.bias")->part.whole == Shape{8});
+  CHECK(found.find("fc.1.bias")->shard.whole == Shape{8});
   CHECK(found.find("fc.weight") == nullptr);
   const nn::Named moment{"fc.1.weight.first_moment", zeros({4, 6})}, rows{"fc.1.weight.row_moment", zeros({4})};
   const nn::FileTensor state = found.of_state(moment);
   CHECK(state.whole.name == "optimizer.fc.weight.first_moment");
   CHECK(state.whole.tensor.shape() == Shape{8, 6});
   CHECK(files_test::error_of([&] { found.of_state(rows); }) ==
-        "ShapeError files: state 'fc.1.weight.row_moment' has 4 elements for a part of a parameter with 24; expected "
+        "ShapeError files: state 'fc.1.weight.row_moment' has 4 elements for a shard of a parameter with 24; expected "
         "one for "
         "each");
   CHECK(files_test::error_of([&] { nn::CutParameters(Net("fc", 1)); }) ==
-        "ValueError files: 'fc.weight' is of part 1 of a layer; expected a module named by that number");
+        "ValueError files: 'fc.weight' is of shard 1 of a layer; expected a module named by that number");
   CHECK(nn::CutParameters(nn::Linear(2, 3)).empty());
 }

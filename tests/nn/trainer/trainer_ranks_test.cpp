@@ -410,13 +410,13 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
          o.sharded.push_back({"head", nn::Sharding::row});
        },
        "'head' is in shards: expected a call within nn::run_sharded"},
-      {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 stretches are not divisible by 5 shards"},
+      {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 projections are not divisible by 5 shards"},
       {[](auto& o) { o.tensor_parallel = 5, o.sharded.erase(o.sharded.begin() + 1); },
        "'out': 48 inputs are not divisible by 5 shards"},
       {[](auto& o) { o.tensor_parallel = 38; }, "'ids': expected a row for each shard, got (37, 48)"},
-      {[](auto& o) { o.sharded[1].stretches = 0; },
-       "'qkv': expected it once, with 1 stretch or a column's, got it 1 times with 0"},
-      {[](auto& o) { o.sharded[2].stretches = 3; }, "'out': expected it once"},
+      {[](auto& o) { o.sharded[1].projections = 0; },
+       "'qkv': expected it once, with 1 projection or a column's, got it 1 times with 0"},
+      {[](auto& o) { o.sharded[2].projections = 3; }, "'out': expected it once"},
       {[](auto& o) {
          o.sharded.push_back({"up", nn::Sharding::row});
        },

@@ -1,4 +1,4 @@
-#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/sharding/operators.h>
 
 #include <string>
 #include <utility>
@@ -10,13 +10,13 @@
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/fold.h>
-#include <thimble/dist/parts/sequence.h>
+#include <thimble/dist/sharding/sequence.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
 
-int Team::first() const noexcept { return ranks != nullptr ? ranks->rank() : 0; }
+int ShardGroup::first() const noexcept { return ranks != nullptr ? ranks->rank() : 0; }
 
 Tensor CopyToGroup::forward(const Tensor& x, ops::Needs, Saved&) const { return view::reshape(x, x.shape()); }
 
@@ -57,41 +57,42 @@ ops::Gradients AllReduce::backward(Saved, Tensor dy, ops::Needs needs) const {
   return gradients;
 }
 
-Tensor copy_to_group(const Team& team, const Tensor& x) {
-  return team.parts == 1 ? x : apply(CopyToGroup{team.ranks}, x);
+Tensor copy_to_group(const ShardGroup& group, const Tensor& x) {
+  return group.shards == 1 ? x : apply(CopyToGroup{group.ranks}, x);
 }
 
-Tensor sum_shards(const Team& team, std::span<const Tensor> terms) {
-  if (static_cast<int>(terms.size()) != team.count() || team.count() > ops::Needs::max_operands) {
-    throw ValueError("sum_shards: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
+Tensor sum_shards(const ShardGroup& group, std::span<const Tensor> terms) {
+  if (static_cast<int>(terms.size()) != group.count() || group.count() > ops::Needs::max_operands) {
+    throw ValueError("sum_shards: " + std::to_string(terms.size()) + " terms of " + std::to_string(group.count()) +
                      " shards; expected one each, at most " + std::to_string(ops::Needs::max_operands));
   }
-  if (team.parts == 1) return terms[0];
-  return team.cuts_sequence ? apply_list(ReduceScatter{team}, terms) : apply_list(AllReduce{team.ranks}, terms);
+  if (group.shards == 1) return terms[0];
+  return group.cuts_sequence ? apply_list(ReduceScatter{group}, terms) : apply_list(AllReduce{group.ranks}, terms);
 }
 
-std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
-  if (team.cuts_sequence) x = apply(AllGather{team}, std::exchange(x, Tensor()));
+std::vector<Tensor> for_each_shard(const ShardGroup& group, Tensor x,
+                                   FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
+  if (group.cuts_sequence) x = apply(AllGather{group}, std::exchange(x, Tensor()));
   // One rank with all shards adds their gradients before the gradients of x's other readers, as a group does.
-  if (team.ranks == nullptr) x = copy_to_group(team, x);
-  const auto count = static_cast<std::size_t>(team.count());
+  if (group.ranks == nullptr) x = copy_to_group(group, x);
+  const auto count = static_cast<std::size_t>(group.count());
   std::vector<Tensor> terms;
   for (std::size_t p = 0; p < count; ++p) {
     // The gradients of a gathered tensor are summed when it is sharded again.
-    Tensor own = team.cuts_sequence && team.ranks != nullptr ? x : copy_to_group(team, x);
+    Tensor own = group.cuts_sequence && group.ranks != nullptr ? x : copy_to_group(group, x);
     if (p + 1 == count) x = Tensor();
     terms.push_back(term_of(p, std::move(own)));
   }
   return terms;
 }
 
-Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers) {
+Tensor gather_square_sums(Communicator& ranks, const Tensor& own, std::span<const int> layers) {
   const std::int64_t n = own.elements();
   const int size = ranks.size();
   const PathScope path = ranks_path();
   const Tensor rows = Tensor::empty({size, n}, own.dtype(), own.device(), memory::Category::communication);
   copy_into(window_of(rows, ranks.rank() * n, {n}), own);
-  gather_stretches(ranks, rows);
+  all_gather(ranks, rows);
   std::int64_t count = 0;
   for (const int layer : layers) count += layer < 0 ? 1 : size;
   Tensor all = Tensor::empty({count}, own.dtype(), own.device(), memory::Category::workspace);

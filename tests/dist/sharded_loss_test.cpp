@@ -1,6 +1,6 @@
 // Cross entropy over shards of the classes against the plain definition, and several ranks against one, bit for bit.
 
-#include <thimble/dist/parts/class_parts.h>
+#include <thimble/dist/sharding/loss.h>
 
 #include <cmath>
 #include <limits>
@@ -43,18 +43,18 @@ struct Result {
   std::vector<double> gradient;  // (rows, classes of the local shards)
 };
 
-Result run(const dist::Team& team, const std::vector<double>& scores, const std::vector<std::int64_t>& targets,
+Result run(const dist::ShardGroup& group, const std::vector<double>& scores, const std::vector<std::int64_t>& targets,
            DType dtype, bool is_textbook, memory::Device device = cpu) {
   const auto n = static_cast<std::int64_t>(targets.size());
   const Tensor all = from_host(scores, {n, classes});
-  const std::int64_t begin = team.begin(classes), end = team.begin(classes, team.count());
+  const std::int64_t begin = group.begin(classes), end = group.begin(classes, group.count());
   Tensor leaf = to_device(to_dtype(contiguous(view::slice(all, 1, begin, end)), dtype), device);
   leaf.require_grad();
   Tape tape;
   Tensor loss;
   {
     const Recording on(tape);
-    loss = apply(dist::ClassPartsLoss{team, classes, is_textbook}, mul(leaf, 1.0), from_host(targets, {n}, device));
+    loss = apply(dist::ClassShardsLoss{group, classes, is_textbook}, mul(leaf, 1.0), from_host(targets, {n}, device));
   }
   tape.backward(loss);
   const auto host = [](const Tensor& t) { return to_host<double>(to_dtype(to_device(t, cpu), DType::f64)); };
@@ -87,17 +87,17 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 
 }  // namespace
 
-TEST_CASE("class parts: loss and gradient are those of the definition", "[class_parts][cuda]") {
-  const int parts = GENERATE(1, 2, 3, 5, 37);
+TEST_CASE("sharded loss: loss and gradient are those of the definition", "[sharded_loss][cuda]") {
+  const int shards = GENERATE(1, 2, 3, 5, 37);
   const bool is_textbook = GENERATE(false, true);
   const DType dtype = GENERATE(DType::f64, DType::f32, DType::bf16);
   const bool is_on_gpu = GENERATE(false, true);
   const memory::Device device = is_on_gpu ? cuda() : cpu;
   if (is_on_gpu && !testing::has_cuda()) return;
-  INFO(parts << " parts, " << to_string(dtype) << (is_textbook ? ", textbook, " : ", ") << to_string(device));
+  INFO(shards << " shards, " << to_string(dtype) << (is_textbook ? ", textbook, " : ", ") << to_string(device));
   std::vector<double> scores = scores_of(rows, 3);
   scores = to_host<double>(to_dtype(to_dtype(from_host(scores, {rows, classes}), dtype), DType::f64));
-  const Result own = run({.parts = parts}, scores, targets_of(rows), dtype, is_textbook, device);
+  const Result own = run({.shards = shards}, scores, targets_of(rows), dtype, is_textbook, device);
   const Result expected = expected_of(scores, targets_of(rows));
   const double near = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 1e-6 : 4e-3;
   // A log-probability kept in 16 bits is rounded, and so is its exponential.
@@ -106,36 +106,36 @@ TEST_CASE("class parts: loss and gradient are those of the definition", "[class_
   CHECK(largest_difference(own.gradient, expected.gradient) < near_gradient);
 }
 
-TEST_CASE("class parts: a team of ranks has the bits of one rank", "[class_parts]") {
-  const int parts = GENERATE(2, 3, 4);
+TEST_CASE("sharded loss: a group of ranks has the bits of one rank", "[sharded_loss]") {
+  const int shards = GENERATE(2, 3, 4);
   const bool is_textbook = GENERATE(false, true);
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f64);
   const std::vector<double> scores = scores_of(rows, 5);
-  const Result one = run({.parts = parts}, scores, targets_of(rows), dtype, is_textbook);
+  const Result one = run({.shards = shards}, scores, targets_of(rows), dtype, is_textbook);
   struct OfRank {
     Result own;
     std::uint64_t sent = 0;
   };
-  const auto all = testing::by_rank(parts, [&](dist::Communicator& ranks) {
-    Result own = run({parts, &ranks}, scores, targets_of(rows), dtype, is_textbook);
+  const auto all = testing::by_rank(shards, [&](dist::Communicator& ranks) {
+    Result own = run({shards, &ranks}, scores, targets_of(rows), dtype, is_textbook);
     return OfRank{std::move(own), ranks.volume().bytes_sent};
   });
-  for (int r = 0; r < parts; ++r) {
+  for (int r = 0; r < shards; ++r) {
     const auto& [own, sent] = all[static_cast<std::size_t>(r)];
     CHECK(own.loss == one.loss);
-    const dist::Team team{.parts = parts};
-    const auto begin = static_cast<std::size_t>(team.begin(classes, r)),
-               n = static_cast<std::size_t>(team.size(classes, r));
+    const dist::ShardGroup group{.shards = shards};
+    const auto begin = static_cast<std::size_t>(group.begin(classes, r)),
+               n = static_cast<std::size_t>(group.size(classes, r));
     REQUIRE(own.gradient.size() == rows * n);
     for (std::size_t i = 0; i < own.gradient.size(); ++i) {
       REQUIRE(own.gradient[i] == one.gradient[i / n * classes + begin + i % n]);
     }
     // Three f64 per row, to each of the other ranks.
-    CHECK(sent == static_cast<std::uint64_t>(parts - 1) * 3 * 8 * rows);
+    CHECK(sent == static_cast<std::uint64_t>(shards - 1) * 3 * 8 * rows);
   }
 }
 
-TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_parts][cuda]") {
+TEST_CASE("sharded loss: scores far apart, and none at all in a shard", "[sharded_loss][cuda]") {
   const bool is_on_gpu = GENERATE(false, true);
   const memory::Device device = is_on_gpu ? cuda() : cpu;
   if (is_on_gpu && !testing::has_cuda()) return;
@@ -143,20 +143,20 @@ TEST_CASE("class parts: scores far apart, and none at all in a part", "[class_pa
   std::vector<double> scores(2 * classes, 0);
   for (std::size_t c = 0; c < classes; ++c) scores[c] = c < 20 ? none : 1;  // two of three shards have finite scores
   scores[classes + 3] = 3000, scores[classes + 30] = -3000;
-  const Result own = run({.parts = 3}, scores, {25, 30}, DType::f32, false, device);
+  const Result own = run({.shards = 3}, scores, {25, 30}, DType::f32, false, device);
   CHECK(own.loss == Approx((std::log(17.0) + 6000) / 2));
   CHECK(own.gradient[3] == 0);
   CHECK(own.gradient[25] == Approx((1 / 17.0 - 1) / 2));
   CHECK(own.gradient[classes + 3] == 0.5);
   CHECK(own.gradient[classes + 30] == -0.5);
-  CHECK(std::isnan(run({.parts = 3}, scores, {-100, -100}, DType::f32, false, device).loss));
+  CHECK(std::isnan(run({.shards = 3}, scores, {-100, -100}, DType::f32, false, device).loss));
   scores[2] = std::numeric_limits<double>::quiet_NaN();  // next to nothing but -infinity
-  CHECK(std::isnan(run({.parts = 3}, scores, {25, 30}, DType::f32, false, device).loss));
+  CHECK(std::isnan(run({.shards = 3}, scores, {25, 30}, DType::f32, false, device).loss));
 }
 
-TEST_CASE("class parts: operands that do not fit are refused", "[class_parts]") {
+TEST_CASE("sharded loss: operands that do not fit are refused", "[sharded_loss]") {
   const auto loss_of = [](const Tensor& logits, const Tensor& targets) {
-    return apply(dist::ClassPartsLoss{{.parts = 2}, classes}, logits, targets);
+    return apply(dist::ClassShardsLoss{{.shards = 2}, classes}, logits, targets);
   };
   const Tensor logits = zeros({2, classes}), targets = zeros({2}, DType::i64);
   CHECK(to_host<float>(loss_of(logits, targets))[0] == Approx(std::log(37.0)));

@@ -1,4 +1,4 @@
-#include <thimble/dist/parts/class_parts.h>
+#include <thimble/dist/sharding/loss.h>
 
 #include <string>
 #include <utility>
@@ -23,11 +23,11 @@ Form form_of(const Op& op) {
   return {Op::name, true, op.ignore_index, 0, kernels::LossReduction::mean};
 }
 
-void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+void check(const ClassShardsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
   if (!is_floating(logits.dtype())) throw DTypeError(is + "; expected floating logits");
   ops::loss_detail::check_target_dtype(form_of(op), targets);
-  const std::int64_t own = op.team.own(op.classes);
+  const std::int64_t own = op.group.own(op.classes);
   if (logits.rank() != 2 || logits.size(1) != own || targets.shape() != Shape{logits.size(0)}) {
     throw ShapeError(is + "; expected (N, " + std::to_string(own) + "), the classes of this rank's shards, and (N)");
   }
@@ -35,17 +35,18 @@ void check(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets
 }
 
 /// The numbers of all shards, (shards, 3, N).
-Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+Tensor shard_numbers(const ClassShardsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::int64_t each = numbers * targets.elements();
-  const Team& team = op.team;
+  const ShardGroup& group = op.group;
   const PathScope path = ranks_path();
   const memory::Category category =
-      team.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
-  Tensor all = Tensor::empty({team.parts, numbers, targets.elements()}, DType::f64, logits.device(), category);
-  for (int p = 0; p < team.count(); ++p) {
-    const std::int64_t begin = team.begin(op.classes), first = team.begin(op.classes, p), n = team.size(op.classes, p);
+      group.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
+  Tensor all = Tensor::empty({group.shards, numbers, targets.elements()}, DType::f64, logits.device(), category);
+  for (int p = 0; p < group.count(); ++p) {
+    const std::int64_t begin = group.begin(op.classes), first = group.begin(op.classes, p),
+                       n = group.size(op.classes, p);
     const Tensor scores = view::slice(logits, 1, first - begin, first - begin + n),
-                 to = window_of(all, (team.first() + p) * each, {each});
+                 to = window_of(all, (group.first() + p) * each, {each});
     launch(logits.device(), [&](const Addresses& at) {
       kernels::ClassPartArgs args;
       args.outer = targets.shape();
@@ -56,7 +57,7 @@ Tensor part_numbers(const ClassPartsLoss& op, const Tensor& logits, const Tensor
       kernels::cross_entropy_kernels(logits.device()).class_part(args);
     });
   }
-  if (team.ranks != nullptr) gather_stretches(*team.ranks, all);
+  if (group.ranks != nullptr) all_gather(*group.ranks, all);
   return all;
 }
 
@@ -76,7 +77,7 @@ Tensor log_probabilities(const Tensor& logits, const Tensor& lse) {
 
 }  // namespace
 
-Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
+Tensor ClassShardsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
   check(*this, logits, targets);
   const Form form = form_of(*this);
   const Tensor dense_targets = contiguous(targets);  // (N)
@@ -87,12 +88,12 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops:
   Tensor lse = Tensor::empty(targets.shape(), dtype, logits.device(),
                              keeps_lse ? memory::Category::temporary : memory::Category::workspace);  // (N)
   {
-    const Tensor all = part_numbers(*this, logits, dense_targets);
+    const Tensor all = shard_numbers(*this, logits, dense_targets);
     const Tensor losses = Tensor::empty(targets.shape(), dtype, logits.device(), memory::Category::workspace);  // (N)
     launch(logits.device(), [&](const Addresses& at) {
       const kernels::CrossEntropyKernels& run = kernels::cross_entropy_kernels(logits.device());
       const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, dense_targets, classes, at);
-      run.class_parts({of_all, team.parts, dtype, at.as<double>(all), at(lse), at(losses)});
+      run.class_parts({of_all, group.shards, dtype, at.as<double>(all), at(lse), at(losses)});
       run.total({of_all, dtype, form.reduction, at(losses), at(loss)});
     });
   }
@@ -103,7 +104,7 @@ Tensor ClassPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops:
   return loss;
 }
 
-ops::Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
+ops::Gradients ClassShardsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
   const Tensor dx = reused_or_new(saved.scores);  // (N, V)
   if (dx.elements() == 0) return {dx, Tensor()};
   const Tensor dense_dy = contiguous(dy);
@@ -112,7 +113,7 @@ ops::Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) cons
     args.outer = saved.targets.shape();
     args.scores = ops::loss_detail::rows_of(saved.scores, at);
     args.targets = ops::loss_detail::class_targets(form_of(*this), saved.targets, dx.size(1), at);
-    args.targets.first = team.begin(classes);
+    args.targets.first = group.begin(classes);
     args.batch = ops::loss_detail::class_targets(form_of(*this), saved.targets, classes, at);
     args.reduction = kernels::LossReduction::mean;
     args.log_sums = at(saved.lse);
@@ -125,32 +126,32 @@ ops::Gradients ClassPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) cons
 
 namespace {
 
-void check(const TokenPartsLoss& op, const Tensor& logits, const Tensor& targets) {
+void check(const TokenShardsLoss& op, const Tensor& logits, const Tensor& targets) {
   const std::string is = std::string(op.name) + ": logits " + describe(logits) + " and targets " + describe(targets);
   if (!is_floating(logits.dtype())) throw DTypeError(is + "; expected floating logits");
   ops::loss_detail::check_target_dtype(form_of(op), targets);
-  if (targets.rank() != 2 || targets.size(1) % op.team.parts != 0 || logits.rank() != 2 ||
-      logits.size(0) != targets.elements() / op.team.parts * op.team.count()) {
-    throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.team.count()) + " in " +
-                     std::to_string(op.team.parts) + " shards of (B, T)");
+  if (targets.rank() != 2 || targets.size(1) % op.group.shards != 0 || logits.rank() != 2 ||
+      logits.size(0) != targets.elements() / op.group.shards * op.group.count()) {
+    throw ShapeError(is + "; expected (N, V) of " + std::to_string(op.group.count()) + " in " +
+                     std::to_string(op.group.shards) + " shards of (B, T)");
   }
   check_one_device(op.name, logits, targets);
 }
 
 /// (B, T) -> (B T), shard after shard.
-Tensor by_part(const Tensor& targets, std::int64_t parts) {
-  const std::int64_t b = targets.size(0), each = targets.size(1) / parts;
-  const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, parts, each}), {1, 0, 2});
-  return view::reshape(contiguous(cut), {b * parts * each});
+Tensor by_shard(const Tensor& targets, std::int64_t shards) {
+  const std::int64_t b = targets.size(0), each = targets.size(1) / shards;
+  const Tensor cut = view::permute(view::reshape(contiguous(targets), {b, shards, each}), {1, 0, 2});
+  return view::reshape(contiguous(cut), {b * shards * each});
 }
 
 }  // namespace
 
-Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
+Tensor TokenShardsLoss::forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const {
   check(*this, logits, targets);
   const Form form = form_of(*this);
-  const std::int64_t rows = logits.size(0), first = targets.elements() / team.parts * team.first();
-  const Tensor all_targets = by_part(targets, team.parts);  // (B T)
+  const std::int64_t rows = logits.size(0), first = targets.elements() / group.shards * group.first();
+  const Tensor all_targets = by_shard(targets, group.shards);  // (B T)
   ops::loss_detail::check_targets(form, all_targets, logits.size(1));
   const Tensor own_targets = view::slice(all_targets, 0, first, first + rows);
   const DType dtype = ops::loss_detail::loss_dtype(logits.dtype());
@@ -160,7 +161,7 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops:
   {
     const PathScope path = ranks_path();
     const memory::Category category =
-        team.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
+        group.ranks != nullptr ? memory::Category::communication : memory::Category::workspace;
     const Tensor losses = Tensor::empty(all_targets.shape(), dtype, logits.device(), category);
     launch(logits.device(), [&](const Addresses& at) {
       kernels::CrossEntropyArgs args;
@@ -172,7 +173,7 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops:
       args.losses = at(view::slice(losses, 0, first, first + rows));
       kernels::cross_entropy_kernels(logits.device()).forward(args);
     });
-    if (team.ranks != nullptr) gather_stretches(*team.ranks, losses);
+    if (group.ranks != nullptr) all_gather(*group.ranks, losses);
     launch(logits.device(), [&](const Addresses& at) {
       const kernels::ClassTargets of_all = ops::loss_detail::class_targets(form, all_targets, logits.size(1), at);
       kernels::cross_entropy_kernels(logits.device()).total({of_all, dtype, form.reduction, at(losses), at(loss)});
@@ -182,8 +183,8 @@ Tensor TokenPartsLoss::forward(const Tensor& logits, const Tensor& targets, ops:
   return loss;
 }
 
-ops::Gradients TokenPartsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
-  const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / team.parts * team.first();
+ops::Gradients TokenShardsLoss::backward(Saved saved, Tensor dy, ops::Needs) const {
+  const std::int64_t rows = saved.logits.size(0), first = saved.targets.elements() / group.shards * group.first();
   const Tensor own_targets = view::slice(saved.targets, 0, first, first + rows);
   const Tensor dx = reused_or_new(saved.logits);  // (N, V)
   if (dx.elements() == 0) return {dx, Tensor()};

@@ -1,4 +1,4 @@
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 
 #include <algorithm>
 #include <string>

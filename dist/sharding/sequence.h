@@ -1,6 +1,6 @@
 #pragma once
-// Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): between the sharded layers
-// (dist/parts/parts.h), each of t ranks computes norms, dropout and residual sums for T / t tokens of each sample.
+// Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): between sharded layers
+// (dist/sharding/operators.h), each of t ranks computes norms, dropout and residual sums for T / t tokens of a sample.
 //
 //     (B, T / t, C) -- AllGather -- W1[:, shard p] -- act -- W2[shard p, :] -- ReduceScatter -- (B, T / t, C)
 //
@@ -18,7 +18,7 @@
 
 #include <thimble/core/ops/op.h>
 #include <thimble/dist/communicator.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 
 namespace thimble::dist {
 
@@ -27,7 +27,7 @@ struct AllGather {
   static constexpr const char* name = "all_gather";
   static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
-  Team team;
+  ShardGroup group;
 
   Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const;
   ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
@@ -39,15 +39,15 @@ struct ReduceScatter {
   static constexpr const char* name = "reduce_scatter";
   static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
-  Team team;
+  ShardGroup group;
 
   Tensor forward(std::span<const Tensor> terms, ops::Needs needs, Saved& saved) const;
   ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
-// Exchanges tokens for heads and back, for attention in a group that shards only the sequence (Team::has_whole_layers;
-// Ulysses: Jacobs et al. 2023, arXiv:2309.14509). Each rank has whole layers and T / t tokens of each sample; in
-// attention it has all tokens of H / t heads.
+// Exchanges tokens for heads and back, for attention in a group that shards only the sequence
+// (ShardGroup::has_whole_layers; Ulysses: Jacobs et al. 2023, arXiv:2309.14509). Each rank has whole layers and T / t
+// tokens of each sample; in attention it has all tokens of H / t heads.
 //
 //     (B, T / t, C) -- ExchangeHeads to heads -- (B, T, C / t) -- attention -- ExchangeHeads to tokens -- (B, T / t, C)
 //
@@ -61,8 +61,8 @@ struct ExchangeHeads {
   static constexpr const char* name = "exchange_heads";
   static constexpr ops::Cost cost = ops::Cost::elementwise;
   using Saved = SavesNothing;
-  Team team;
-  std::int64_t stretches = 1;  ///< S
+  ShardGroup group;
+  std::int64_t projections = 1;  ///< S
   bool is_to_heads = true;
 
   Tensor forward(const Tensor& x, ops::Needs needs, Saved& saved) const;

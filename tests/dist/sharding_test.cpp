@@ -14,7 +14,7 @@
 #include <thimble/core/ops/copy.h>
 #include <thimble/core/ops/random.h>
 #include <thimble/dist/fold.h>
-#include <thimble/dist/parts/parts.h>
+#include <thimble/dist/sharding/operators.h>
 #include <thimble/dist/shards.h>
 #include <thimble/nn/layers/init.h>
 
@@ -35,7 +35,7 @@ std::vector<float> numbers_of(int rank, std::int64_t n) {
 
 }  // namespace
 
-TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "[parts]") {
+TEST_CASE("sharding: a fold adds in the order of ranks, or from the last one on", "[sharding]") {
   const std::int64_t n = GENERATE(1, 2, 7, 1000);
   const int ranks = GENERATE(1, 2, 3, 5);
   const bool last_first = GENERATE(false, true);
@@ -48,10 +48,10 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
     std::vector<float> mine, sum;
     std::uint64_t sent = 0;
   };
-  const auto all = testing::by_rank(ranks, [&](dist::Communicator& team) {
-    const Tensor mine = from_host(numbers_of(team.rank(), n), {n});
-    const Tensor sum = dist::fold(team, mine, last_first);
-    return Found{to_host<float>(mine), to_host<float>(sum), team.volume().bytes_sent};
+  const auto all = testing::by_rank(ranks, [&](dist::Communicator& group) {
+    const Tensor mine = from_host(numbers_of(group.rank(), n), {n});
+    const Tensor sum = dist::fold(group, mine, last_first);
+    return Found{to_host<float>(mine), to_host<float>(sum), group.volume().bytes_sent};
   });
   for (int r = 0; r < ranks; ++r) {
     const Found& found = all[static_cast<std::size_t>(r)];
@@ -62,7 +62,7 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
   }
 }
 
-TEST_CASE("parts: sums in another order have other bits", "[parts]") {  // or the test above would show nothing
+TEST_CASE("sharding: sums in another order have other bits", "[sharding]") {  // or the test above would show nothing
   std::vector<float> up(1000, 0), down(1000, 0);
   for (int k = 0; k < 5; ++k) {
     const std::vector<float> a = numbers_of(k, 1000), b = numbers_of(4 - k, 1000);
@@ -71,13 +71,13 @@ TEST_CASE("parts: sums in another order have other bits", "[parts]") {  // or th
   CHECK((up != down));
 }
 
-TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
-  const dist::Team team{.parts = 3};
+TEST_CASE("sharding: gradients of all shards on one rank", "[sharding]") {
+  const dist::ShardGroup group{.shards = 3};
   const auto function = [&](std::span<const Tensor> in) {
     std::vector<Tensor> terms;
     for (int p = 0; p < 3; ++p)
-      terms.push_back(mul(dist::copy_to_group(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
-    return dist::sum_shards(team, terms);
+      terms.push_back(mul(dist::copy_to_group(group, in[0]), in[static_cast<std::size_t>(p) + 1]));
+    return dist::sum_shards(group, terms);
   };
   RandomGenerator generator(3);
   const GeneratorScope scope(generator);
@@ -88,60 +88,60 @@ TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
   CHECK(result.passed);
 }
 
-TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[parts]") {
-  constexpr int parts = 4;
+TEST_CASE("sharding: a group of ranks has the values and gradients of one rank", "[sharding]") {
+  constexpr int shards = 4;
   constexpr std::int64_t n = 301;
   const auto input = [&] { return from_host(numbers_of(9, n), {n}).require_grad(); };
   const auto weight = [&](int p) { return from_host(numbers_of(p, n), {n}); };
   struct Result {
     std::vector<float> y, dx;
   };
-  const auto run = [&](const dist::Team& team) {
+  const auto run = [&](const dist::ShardGroup& group) {
     const Tensor x = input();
     Tape tape;
     const Recording on(tape);
     std::vector<Tensor> terms;
-    for (int p = team.first(); p < team.first() + team.count(); ++p) {
-      terms.push_back(mul(dist::copy_to_group(team, x), weight(p)));
+    for (int p = group.first(); p < group.first() + group.count(); ++p) {
+      terms.push_back(mul(dist::copy_to_group(group, x), weight(p)));
     }
-    const Tensor sum = dist::sum_shards(team, terms);
+    const Tensor sum = dist::sum_shards(group, terms);
     tape.backward(mean(square(sum)));
     return Result{to_host<float>(sum), to_host<float>(x.grad())};
   };
-  const Result one = run({.parts = parts});
+  const Result one = run({.shards = shards});
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {  // by hand
     float y = 0, dx = 0;
-    for (int p = 0; p < parts; ++p) {
+    for (int p = 0; p < shards; ++p) {
       const float term = numbers_of(9, n)[i] * numbers_of(p, n)[i];
       y = p == 0 ? term : y + term;
     }
     const float dy = 2 * y / static_cast<float>(n);
-    for (int p = parts - 1; p >= 0; --p) {
+    for (int p = shards - 1; p >= 0; --p) {
       const float term = dy * numbers_of(p, n)[i];
-      dx = p == parts - 1 ? term : dx + term;
+      dx = p == shards - 1 ? term : dx + term;
     }
     REQUIRE(one.y[i] == y);
     REQUIRE(one.dx[i] == Approx(dx).epsilon(1e-5));
   }
-  for (const Result& own : testing::by_rank(parts, [&](auto& ranks) { return run({parts, &ranks}); })) {
+  for (const Result& own : testing::by_rank(shards, [&](auto& ranks) { return run({shards, &ranks}); })) {
     CHECK((own.y == one.y));
     CHECK((own.dx == one.dx));
   }
 }
 
-TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused", "[parts]") {
-  const dist::Team team{.parts = 2};
+TEST_CASE("sharding: terms that are not alike, or not as many as shards, are refused", "[sharding]") {
+  const dist::ShardGroup group{.shards = 2};
   const Tensor a = zeros({2, 3}), b = zeros({3, 2}), c = zeros({2, 3}, DType::f64);
-  CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, b}), ShapeError);
-  CHECK_THROWS_AS(dist::sum_shards(team, std::vector{a, c}), DTypeError);
-  CHECK_THROWS_WITH(dist::sum_shards(team, std::vector{a}),
+  CHECK_THROWS_AS(dist::sum_shards(group, std::vector{a, b}), ShapeError);
+  CHECK_THROWS_AS(dist::sum_shards(group, std::vector{a, c}), DTypeError);
+  CHECK_THROWS_WITH(dist::sum_shards(group, std::vector{a}),
                     "sum_shards: 1 terms of 2 shards; expected one each, at most 32");
-  CHECK(dist::sum_shards({.parts = 32}, std::vector<Tensor>(32, a)).shape() == a.shape());
-  CHECK_THROWS_WITH(dist::sum_shards({.parts = 33}, std::vector<Tensor>(33, a)),
+  CHECK(dist::sum_shards({.shards = 32}, std::vector<Tensor>(32, a)).shape() == a.shape());
+  CHECK_THROWS_WITH(dist::sum_shards({.shards = 33}, std::vector<Tensor>(33, a)),
                     "sum_shards: 33 terms of 33 shards; expected one each, at most 32");
 }
 
-TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {
+TEST_CASE("sharding: one number for each parameter, with those of other ranks", "[sharding]") {
   const std::vector<int> layers{-1, 0, 0, 1, -1, -1, 2};
   const auto number = [&](int rank, std::size_t i) {  // unsharded numbers are equal on all ranks
     return layers[i] < 0 ? static_cast<double>(i) : static_cast<double>(i) + 10.0 * (rank + 1);
@@ -150,16 +150,16 @@ TEST_CASE("parts: one number for each parameter, with those of other ranks", "[p
   const auto all = testing::by_rank(3, [&](dist::Communicator& ranks) {
     std::vector<double> own;
     for (std::size_t i = 0; i < layers.size(); ++i) own.push_back(number(ranks.rank(), i));
-    return to_host<double>(dist::of_all_parts(ranks, from_host(own, {7}), layers));
+    return to_host<double>(dist::gather_square_sums(ranks, from_host(own, {7}), layers));
   });
   for (const std::vector<double>& numbers : all) CHECK((numbers == expected));
 }
 
-TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
+TEST_CASE("sharding: initial values of shards are those of the whole", "[sharding]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f64);
   const bool is_normal = GENERATE(false, true);
   const int axis = GENERATE(0, 1);
-  const std::int64_t stretches = GENERATE(1, 3);
+  const std::int64_t projections = GENERATE(1, 3);
   const Shape whole{12, 24};
   const RandomSite site{7, 0, 0, 1234};
   const Tensor all = Tensor::empty(whole, dtype);
@@ -170,19 +170,19 @@ TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
   }
   const std::vector<double> values = to_host<double>(to_dtype(all, DType::f64));
   for (std::int64_t p = 0; p < 2; ++p) {
-    const nn::init::PartOf part{whole, axis, 2, p, stretches};
-    const Tensor own = is_normal ? nn::init::normal_part(part, 0.3, dtype, cpu, site)
-                                 : nn::init::uniform_part(part, 0.3, dtype, cpu, site);
+    const nn::init::ShardOf shard{whole, axis, 2, p, projections};
+    const Tensor own = is_normal ? nn::init::normal_shard(shard, 0.3, dtype, cpu, site)
+                                 : nn::init::uniform_shard(shard, 0.3, dtype, cpu, site);
     Shape expected = whole;
     expected[axis] /= 2;
     REQUIRE(own.shape() == expected);
     const std::vector<double> of_part = to_host<double>(to_dtype(own, DType::f64));
-    const std::int64_t stretch = whole[axis] / stretches;  // of the whole; each shard has half of it
+    const std::int64_t projection = whole[axis] / projections;  // of the whole; each shard has half of it
     for (std::int64_t r = 0; r < expected[0]; ++r) {
       for (std::int64_t c = 0; c < expected[1]; ++c) {
         std::int64_t at[2] = {r, c};
         const std::int64_t k = at[axis];
-        at[axis] = k / (stretch / 2) * stretch + p * (stretch / 2) + k % (stretch / 2);
+        at[axis] = k / (projection / 2) * projection + p * (projection / 2) + k % (projection / 2);
         REQUIRE(of_part[static_cast<std::size_t>(r * expected[1] + c)] ==
                 values[static_cast<std::size_t>(at[0] * whole[1] + at[1])]);
       }
@@ -190,21 +190,21 @@ TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
   }
 }
 
-TEST_CASE("parts: those of a size that they do not divide differ by one", "[parts]") {
-  const dist::Team team{.parts = 4};
-  const std::vector<std::int64_t> begins{team.begin(65, 0), team.begin(65, 1), team.begin(65, 2), team.begin(65, 3),
-                                         team.begin(65, 4)};
+TEST_CASE("sharding: sizes that they do not divide differ by one", "[sharding]") {
+  const dist::ShardGroup group{.shards = 4};
+  const std::vector<std::int64_t> begins{group.begin(65, 0), group.begin(65, 1), group.begin(65, 2), group.begin(65, 3),
+                                         group.begin(65, 4)};
   CHECK(begins == std::vector<std::int64_t>{0, 16, 32, 48, 65});
-  CHECK(team.own(65) == 65);
+  CHECK(group.own(65) == 65);
   const Shape whole{13, 6};
   const RandomSite site{7, 0, 0, 99};
   const Tensor all = Tensor::empty(whole, DType::f32);
   fill_normal(all, 0, 0.3, site);
   std::vector<float> together;
   for (std::int64_t p = 0; p < 5; ++p) {
-    const nn::init::PartOf part{whole, 0, 5, p};
-    CHECK((part.shape()[0] == 2 || part.shape()[0] == 3));
-    const std::vector<float> own = to_host<float>(nn::init::normal_part(part, 0.3, DType::f32, cpu, site));
+    const nn::init::ShardOf shard{whole, 0, 5, p};
+    CHECK((shard.shape()[0] == 2 || shard.shape()[0] == 3));
+    const std::vector<float> own = to_host<float>(nn::init::normal_shard(shard, 0.3, DType::f32, cpu, site));
     together.insert(together.end(), own.begin(), own.end());
   }
   CHECK((together == to_host<float>(all)));
@@ -212,7 +212,7 @@ TEST_CASE("parts: those of a size that they do not divide differ by one", "[part
 
 // y = x W on two ranks, sharded by outputs, next to a widespread form that also splits x's samples, adds up results
 // that belong side by side, and divides by the number of ranks (docs/distributed.md).
-TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
+TEST_CASE("sharding: a layer that is cut by outputs, right and wrong", "[sharding]") {
   const Tensor x = from_host<float>({1, 2, 5, 6}, {2, 2}), w = from_host<float>({1, 2, 3, 4}, {2, 2});
   const std::vector<float> expected{7, 10, 23, 34};
   CHECK(to_host<float>(matmul(x, w)) == expected);
@@ -220,9 +220,9 @@ TEST_CASE("parts: a layer that is cut by outputs, right and wrong", "[parts]") {
     std::vector<float> right, wrong;
   };
   const auto all = testing::by_rank(2, [&](dist::Communicator& ranks) {
-    const dist::Team team{2, &ranks};
+    const dist::ShardGroup group{2, &ranks};
     const int r = ranks.rank();
-    const Tensor right = matmul(dist::copy_to_group(team, x), slice(w, 1, r, r + 1));  // (2, 1): this rank's outputs
+    const Tensor right = matmul(dist::copy_to_group(group, x), slice(w, 1, r, r + 1));  // (2, 1): this rank's outputs
     const Tensor of_sample = matmul(slice(x, 0, r, r + 1), slice(w, 1, r, r + 1));  // (1, 1): an output of one sample
     const Tensor wrong = mul(dist::fold(ranks, of_sample), 1.0 / ranks.size());
     return Found{to_host<float>(right), to_host<float>(wrong)};
@@ -311,13 +311,13 @@ TEST_CASE("shards: a parameter by itself is shared out whole, and small ones are
        {std::int64_t{1}, dist::shard_grain, std::int64_t{100'003}, std::int64_t{1} << 40}) {
     for (int ranks = 1; ranks <= 8; ++ranks) {
       for (std::size_t number = 0; number < 9; ++number) {
-        std::vector<dist::Range> parts;
-        for (int r = 0; r < ranks; ++r) parts.push_back(dist::shard_range(elements, ranks, r, number));
-        std::sort(parts.begin(), parts.end(), [](const dist::Range& a, const dist::Range& b) {
+        std::vector<dist::Range> shards;
+        for (int r = 0; r < ranks; ++r) shards.push_back(dist::shard_range(elements, ranks, r, number));
+        std::sort(shards.begin(), shards.end(), [](const dist::Range& a, const dist::Range& b) {
           return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
         });
         std::int64_t at = 0;
-        for (const dist::Range& part : parts) {
+        for (const dist::Range& part : shards) {
           CHECK(part.begin == at);
           CHECK((part.begin % dist::shard_grain == 0 && part.size() <= elements / ranks + 1 + dist::shard_grain));
           at = part.end;

@@ -1,5 +1,5 @@
 #pragma once
-// Operators that connect the shards of a layer (dist/parts/team.h).
+// Operators that connect the shards of a layer (dist/sharding/group.h).
 //
 //        x ------ copy_to_group ---- W1[:, shard p] ---- act ---- W2[shard p, :] ----+
 //                                                                               sum_shards ---- y
@@ -18,7 +18,7 @@
 #include <thimble/core/ops/op.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/dist/communicator.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 
 namespace thimble::dist {
 
@@ -49,15 +49,16 @@ void check_terms(std::span<const Tensor> terms);
 Tensor sum_here(std::span<const Tensor> terms);
 
 /// x as a shard's input; call it once per shard. Returns x itself if there is one shard. Throws RankError.
-Tensor copy_to_group(const Team& team, const Tensor& x);
+Tensor copy_to_group(const ShardGroup& group, const Tensor& x);
 /// The sum of all shards' terms; `terms` are this rank's. Returns the term itself if there is one shard. In a group
-/// that shards the sequence (dist/parts/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError
+/// that shards the sequence (dist/sharding/sequence.h), terms are (B, T, C) and the sum is sharded. Throws ValueError
 /// unless there is a term for each of this rank's shards, and at most Needs::max_operands; RankError; as AllReduce.
-Tensor sum_shards(const Team& team, std::span<const Tensor> terms);
+Tensor sum_shards(const ShardGroup& group, std::span<const Tensor> terms);
 
 /// Returns term_of(p, x) for each of this rank's shards p = 0, 1, ... term_of owns x, so that x is freed as soon as it
 /// is read. If the group shards the sequence, x is sharded and term_of gets the gathered (B, T, C). Throws RankError.
-std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
+std::vector<Tensor> for_each_shard(const ShardGroup& group, Tensor x,
+                                   FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
 
 /// Merges `own`, one number for each of this rank's parameters, with the other ranks' numbers, in the order of one rank
 /// that has all shards:
@@ -67,6 +68,6 @@ std::vector<Tensor> of_parts(const Team& team, Tensor x, FunctionRef<Tensor(std:
 ///
 /// `layers` has for each parameter the layer that it is a shard of, below 0 for a whole one. Parameters of a shard are
 /// adjacent. Throws RankError.
-Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers);
+Tensor gather_square_sums(Communicator& ranks, const Tensor& own, std::span<const int> layers);
 
 }  // namespace thimble::dist

@@ -6,7 +6,7 @@
 //   backward  dx = g (e^(x - lse) - [c = t]) of a shard's columns           nothing is exchanged
 
 #include <thimble/core/ops/op.h>
-#include <thimble/dist/parts/team.h>
+#include <thimble/dist/sharding/group.h>
 
 namespace thimble::dist {
 
@@ -17,13 +17,13 @@ namespace thimble::dist {
 /// Keeps the logits and the targets by reference, and lse per row; the textbook form keeps log-probabilities (N, V)
 /// instead of logits and lse. Throws ShapeError, DTypeError, DeviceError, RankError, ValueError (on a CPU: a target
 /// that is no class).
-struct ClassPartsLoss {
-  static constexpr const char* name = "class_parts_loss";
+struct ClassShardsLoss {
+  static constexpr const char* name = "class_shards_loss";
   static constexpr ops::Cost cost = ops::Cost::reduction;
   struct Saved {
     Tensor scores, targets, lse;
   };
-  Team team;
+  ShardGroup group;
   std::int64_t classes = 0;
   bool is_textbook = false;
   std::int64_t ignore_index = -100;
@@ -32,7 +32,7 @@ struct ClassPartsLoss {
   ops::Gradients backward(Saved saved, Tensor dy, ops::Needs needs) const;
 };
 
-// Cross entropy of a sharded sequence (dist/parts/sequence.h): each rank has the scores of its tokens for all classes.
+// Cross entropy of a sharded sequence (dist/sharding/sequence.h): each rank has its tokens' scores for all classes.
 //
 //   shard p   losses of its tokens          one number a token, which ranks exchange
 //   all       their mean, shard after shard
@@ -44,13 +44,13 @@ struct ClassPartsLoss {
 ///
 /// Keeps the logits and the targets by reference, and lse per row. Throws ShapeError (the number of shards does not
 /// divide T), DTypeError, DeviceError, RankError, ValueError (on a CPU: a target that is no class).
-struct TokenPartsLoss {
-  static constexpr const char* name = "token_parts_loss";
+struct TokenShardsLoss {
+  static constexpr const char* name = "token_shards_loss";
   static constexpr ops::Cost cost = ops::Cost::reduction;
   struct Saved {
     Tensor logits, targets, lse;
   };
-  Team team;
+  ShardGroup group;
   std::int64_t ignore_index = -100;
 
   Tensor forward(const Tensor& logits, const Tensor& targets, ops::Needs needs, Saved& saved) const;
