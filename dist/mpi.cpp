@@ -10,8 +10,10 @@
 
 #include <thimble/dist/mpi.h>
 
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -21,6 +23,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/dist/module/table.h>
 #include <thimble/dist/transport.h>
 
@@ -145,9 +149,15 @@ class MpiTransport final : public Transport {
   std::optional<std::chrono::steady_clock::time_point> last_test_;  // of given-up messages
 };
 
+/// A launcher's number of ranks; 0 if it is not set. Throws ValueError.
 int number(const char* name) {
   const char* const text = std::getenv(name);
-  return text == nullptr ? 0 : std::atoi(text);
+  if (text == nullptr || *text == '\0') return 0;
+  int count = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, count);
+  if (error == std::errc() && stop == end && count > 0) return count;
+  throw ValueError(std::string(name) + ": expected a number of ranks, as a launcher sets it, got " + quote(text));
 }
 
 /// Folders that may have a module.

@@ -18,7 +18,7 @@ struct Launch {
 };
 
 /// The launch that this process is a rank of; nullopt if it was started directly. Reads only the environment variables
-/// that srun and the mpirun of Open MPI and MPICH set.
+/// that srun and the mpirun of Open MPI and MPICH set. Throws ValueError if one has no number.
 std::optional<Launch> find_launch();
 
 /// Runs body(communicator) over all processes of the launch, with MPI in this thread, then finalizes MPI. Call it at

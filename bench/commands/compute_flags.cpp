@@ -10,12 +10,11 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/settings.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
 namespace {
-
-constexpr std::int64_t most_threads = 1024;
 
 struct ComputeFlags {
   std::string isa, units;
@@ -31,6 +30,7 @@ void apply(const ComputeFlags& flags) {
     kernels::set_units("THIMBLE_UNITS", units);
   }
   if (flags.threads > 0) set_thread_count(static_cast<int>(flags.threads));
+  check_environment();
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ void add_compute_flags(CLI::App& command) {
                   "Dot-product units of CPU kernels: none, bf16, int8 or bf16,int8; auto: bf16 where it was measured "
                   "to be faster (auto)")
       ->type_name("U");
-  add_integer(command, "--threads", flags->threads, 1, most_threads, "Threads of CPU kernels (one per core)");
+  add_integer(command, "--threads", flags->threads, 1, Settings::max_threads, "Threads of CPU kernels (one per core)");
   command.parse_complete_callback([flags] { apply(*flags); });
 }
 

@@ -31,7 +31,7 @@
 namespace thimble {
 namespace {
 
-constexpr int most_threads = 1024;                   // in a call; the caller computes further parts
+constexpr int most_threads = Settings::max_threads;  // in a call; the caller computes further parts
 constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance.md, "Threads that wait"
 
 using Body = FunctionRef<void(int)>;
@@ -165,7 +165,7 @@ void run_team(Team& t, int parts, const Body& body) noexcept {
 
 }  // namespace
 
-int thread_count() noexcept { return settings().threads.load(std::memory_order_relaxed); }
+int thread_count() noexcept { return std::max(1, settings().threads.load(std::memory_order_relaxed)); }
 
 void set_thread_count(int threads) {
   if (threads < 1) throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, expected at least 1");
@@ -174,6 +174,7 @@ void set_thread_count(int threads) {
 
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {
   if (count <= 0) return;
+  check_environment();
   grain = std::max<std::int64_t>(grain, 1);
   const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), count / grain));
   if (threads <= 1 || is_inside) {

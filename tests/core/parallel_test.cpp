@@ -6,10 +6,13 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/settings.h>
 #include <thimble/core/threads/cpu_quota.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -194,6 +197,29 @@ TEST_CASE("parallel: a forked child has a team of its own", "[parallel]") {
   is_over = true;
   other.join();
   CHECK(sum_below(1000) == 499'500);
+}
+
+TEST_CASE("parallel: OMP_NUM_THREADS is a number or a list of them", "[parallel]") {
+  const std::tuple<const char*, std::optional<int>> rows[] = {
+      {"1", 1},       {"16", 16},     {"4,2", 4},
+      {" 4 , 2 ", 4}, {"1024", 1024}, {"1025", {}},
+      {"abc", {}},    {"0", {}},      {"-3", {}},
+      {"+3", {}},     {"2x", {}},     {"2.5", {}},
+      {"4,", {}},     {",4", {}},     {"4,0", {}},
+      {"4,abc", {}},  {"4 2", {}},    {" ", {}},
+      {"0x10", {}},   {"4;2", {}},    {"99999999999999999999", {}}};
+  for (const auto& [text, expected] : rows) {
+    INFO(text);
+    CHECK(read_thread_count(text) == expected);
+  }
+  // A program that sets no number of threads learns of it from its first kernel.
+  parallel_test::RestoreThreads restore;
+  settings().threads = Settings::unreadable_threads;
+  CHECK(thread_count() == 1);
+  const auto nothing = [](std::int64_t, std::int64_t) {};
+  CHECK_THROWS_WITH(parallel_for(8, 1, nothing), Catch::Contains("OMP_NUM_THREADS: expected a number of threads"));
+  set_thread_count(2);
+  CHECK_NOTHROW(parallel_for(8, 1, nothing));
 }
 
 TEST_CASE("parallel: quotas of control groups", "[parallel]") {

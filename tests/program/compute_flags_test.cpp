@@ -7,6 +7,8 @@
 #include <sstream>
 #include <string>
 
+#include <sys/wait.h>
+
 #include <thimble/bench/commands.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 
@@ -91,6 +93,41 @@ TEST_CASE("program: a plan and a run under a forced instruction set", "[program]
     const auto refused = run(std::string("plan mlp ") + wrong);
     CHECK(refused->status == 2);
     CHECK(refused->error.find(std::string(wrong).substr(0, std::string(wrong).find(' '))) != std::string::npos);
+  }
+}
+
+TEST_CASE("program: a variable of the environment is read or refused by name", "[program][units]") {
+  const files_test::TemporaryFolder folder;
+  const char* const program = std::getenv("THIMBLE_PROGRAM");
+  if (program == nullptr) return thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+  const auto run = [&](const std::string& variables, const std::string& arguments) {
+    const std::string line =
+        variables + " '" + program + "' " + arguments + " > '" + (folder / "out") + "' 2> '" + (folder / "error") + "'";
+    const int status = std::system(line.c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  const auto threads = [&](const std::string& variables, const std::string& flags = "") {
+    REQUIRE(run(variables, "devices --json " + flags) == 0);
+    return nlohmann::json::parse(files_test::read_text_file(folder / "out")).at("cpu").at("threads").get<int>();
+  };
+  CHECK(threads("OMP_NUM_THREADS=3") == 3);
+  CHECK(threads("OMP_NUM_THREADS=4,2") == 4);
+  CHECK(threads("OMP_NUM_THREADS=") == threads("env -u OMP_NUM_THREADS"));
+  CHECK(threads("OMP_NUM_THREADS=abc", "--threads 2") == 2);
+  for (const char* const command :
+       {"devices", "plan mlp --batch 4", "train mlp --data synthetic --steps 1 --batch 4"}) {
+    INFO(command);
+    CHECK(run("OMP_NUM_THREADS=abc", command) == 2);
+    CHECK(files_test::contains(files_test::read_text_file(folder / "error"),
+                               "OMP_NUM_THREADS: expected a number of threads from 1 to 1024, or a list of them, got "
+                               "'abc'"));
+  }
+  for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    INFO(variable);
+    CHECK(run(std::string(variable) + "=two", "train mlp --data synthetic --steps 1 --batch 4") == 2);
+    CHECK(files_test::contains(files_test::read_text_file(folder / "error"),
+                               std::string(variable) + ": expected a number of ranks, as a launcher sets it, got "
+                                                       "'two'"));
   }
 }
 
