@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/arena/backing.h>
 
@@ -158,6 +159,12 @@ PlanSearch::PlanSearch(MakeRun make, memory::Device device, const CostModel& cos
     fuses = run.options().fuses_optimizer != FusedUpdate::off;
     key_ = std::make_shared<PlanKey>(plan_key(device_, graph, run));
   });
+  const auto is_view = [](const TapeGraph::Node& node) { return node.type->cost == ops::Cost::view; };
+  if (std::all_of(graph_.nodes.begin(), graph_.nodes.end(), is_view)) {
+    throw PlanError(
+        "planner: expected a loss that operators compute, got a view of a parameter, of which a plan has "
+        "nothing to drop; leave the budget out");
+  }
   if (spilling.packs) check_rules(graph_, spilling);
   const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);

@@ -269,6 +269,12 @@ TEST_CASE("step: a loss that is none is a typed error", "[step][trainer]") {
   auto own = judged(Place::loss, none);
   own.parts[0].loss = [](Judged&, const Tensor&) { return Tensor(); };
   CHECK_THROWS_AS((nn::Trainer<Judged, Tensor>(own, {})), ValueError);
+  own.parts[0].loss = [](Judged& nets, const Tensor&) {
+    return reshape(slice(reshape(nets.net.in.weight, {nets.net.in.weight.elements()}), 0, 0, 1), {});
+  };
+  CHECK_NOTHROW((nn::Trainer<Judged, Tensor>(own, {})));
+  CHECK_THROWS_WITH((nn::Trainer<Judged, Tensor>(own, {.budget_bytes = 1 << 24})),
+                    Catch::Contains("expected a loss that operators compute, got a view of a parameter"));
   own.parts[0].loss = [](Judged& nets, const Tensor& x) { return mean(nets.net(x)) * std::nan(""); };
   nn::Trainer<Judged, Tensor> trainer(own, {});
   CHECK_THROWS_AS(trainer.step(), nn::NotFiniteError);
