@@ -133,8 +133,7 @@ std::string sum_of_adapters(const std::string& folder) {
 
 /// Whether ranks must plan with the same inputs: they follow one plan, or it determines bits.
 bool plans_alike(const Setup& setup) {
-  return setup.layout.zero == 3 || group_size(setup) > 1 || setup.layout.pp > 1 || setup.packing.is_allowed ||
-         setup.micro_batches == auto_micro_batches;
+  return setup.layout.zero == 3 || group_size(setup) > 1 || setup.layout.pp > 1 || setup.packing.is_allowed;
 }
 
 }  // namespace

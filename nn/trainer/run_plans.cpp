@@ -92,10 +92,9 @@ void RunPlans::fit() {
   struct Before {
     std::vector<Plan> parts;
     std::vector<memory::StepPlacement> placement;
-    std::size_t first_plan;
   };
   std::vector<Before> before;
-  for (const auto& s : shapes_) before.push_back({s->parts, s->placement, s->first_plan});
+  for (const auto& s : shapes_) before.push_back({s->parts, s->placement});
   try {
     if (shapes_.size() == 1 && shapes_.front()->is_given) {
       const MakeRun run = program_.part_run(shapes_.front()->example, 0);
@@ -107,7 +106,6 @@ void RunPlans::fit() {
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       shapes_[i]->parts = std::move(before[i].parts);
       shapes_[i]->placement = std::move(before[i].placement);
-      shapes_[i]->first_plan = before[i].first_plan;
     }
     throw;
   }
