@@ -15,6 +15,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/dist/data_parallel.h>
 #include <thimble/dist/shard_store.h>
+#include <thimble/memory/offload/tier.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/techniques/setup.h>
 #include <thimble/optim/adam.h>
@@ -234,33 +235,39 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
 }
 
 TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds nothing there", "[dist]") {
-  // Both are in one bucket; two of the four micro-batches have a gradient of b.
-  const auto train_both = [](dist::Communicator* ranks, int zero) {
+  // Both are in one bucket; two of the four micro-batches have a gradient of b. The first step has none, so rank 1,
+  // whose shard is within b, updates nothing and counts the step.
+  const auto train_both = [](dist::Communicator* ranks, int zero, bool is_away) {
     const std::vector<optim::Named> both{{"a", full({48}, 0.5).require_grad()},
                                          {"b", full({80}, -0.25).require_grad()}};
     std::unique_ptr<dist::DataParallel> parallel;
     if (ranks != nullptr)
       parallel = std::make_unique<dist::DataParallel>(*ranks, both, dist::DataParallelOptions{.zero = zero});
-    optim::Sgd sgd(parallel ? parallel->parameters() : both, {.rate = 0.125, .momentum = 0.5});
+    optim::AdamOptions of_adam{.rate = 0.125};
+    if (is_away) of_adam.tier = memory::make_tier(cpu);
+    optim::Adam adam(parallel ? parallel->parameters() : both, of_adam);
     nn::StepOptions options{.micro_batches = parallel ? 2 : 4, .micro_samples = 1};
     options.ranks = parallel.get();
     for (int step = 0; step < 3; ++step) {
       nn::training_step(
-          sgd,
+          adam,
           [&](std::int64_t i) {
             const std::int64_t m = parallel ? parallel->number(i) : i;
             const Tensor of_a = sum(square(both[0].tensor)) * static_cast<double>(m + 1);
-            return m % 3 == 0 ? of_a : of_a + sum(square(both[1].tensor)) * static_cast<double>(m + 2);
+            return m % 3 == 0 || step == 0 ? of_a : of_a + sum(square(both[1].tensor)) * static_cast<double>(m + 2);
           },
           options);
     }
     return std::pair(bytes_of(both[0].tensor), bytes_of(both[1].tensor));
   };
-  const auto one = train_both(nullptr, 0);
+  const auto one = train_both(nullptr, 0, false);
   CHECK(one.second != bytes_of(full({80}, -0.25)));
-  for (int zero = 0; zero < 3; ++zero) {
-    INFO("ZeRO " << zero);
-    for (const auto& found : testing::by_rank(2, [&](dist::Communicator& c) { return train_both(&c, zero); })) {
+  for (int run = 0; run < 6; ++run) {
+    const int zero = run / 2;
+    const bool is_away = run % 2 == 1;
+    INFO("ZeRO " << zero << ", state in a tier: " << is_away);
+    for (const auto& found :
+         testing::by_rank(2, [&](dist::Communicator& c) { return train_both(&c, zero, is_away); })) {
       CHECK(found == one);
     }
   }

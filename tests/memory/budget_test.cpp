@@ -183,4 +183,13 @@ TEST_CASE("budget: the largest batch", "[budget]") {
   CHECK(fits(most));
   CHECK_FALSE(fits(most + 1));
   CHECK_THROWS_AS(models::find_largest(options, budget_MiB, models::BatchSearch::planned), nn::BudgetError);
+  // A plan may take at most a third more time.
+  constexpr auto in_a_third = models::BatchSearch::in_a_third;
+  const models::Largest found = models::find_largest(options, budget, in_a_third);
+  const auto is_fast = [&](std::int64_t batch) {
+    return fits(batch) && models::make_plan(options).plan.time_overhead <= 1.0 / 3;
+  };
+  CHECK((is_fast(found.size) && !is_fast(found.size + 1) && found.size < most));
+  CHECK(found.peak_bytes <= budget);
+  CHECK_THROWS_AS(models::find_largest(options, budget_MiB, in_a_third), nn::BudgetError);
 }

@@ -359,6 +359,11 @@ TEST_CASE("config: sizes are those of the tensors beside it, before anything is 
   of_llama["tie_word_embeddings"] = true;
   save(path, "tiny-llama", sizes, of_llama);
   CHECK(load_llama(path)->config().theta == 500);
+  of_llama["max_position_embeddings"] = 40;  // positions are rotated: a longer sequence is one only if it is asked for
+  files_test::write_text_file(path + "/config.json", of_llama.dump());
+  CHECK(load_model("tiny-llama", path)->options().sequence == 40);
+  const auto longer = load_model("tiny-llama", path, {}, {.sequence = 41});
+  CHECK((longer->options().sequence == 41 && longer->options().function.positions == 40));
   for (const char* const key : {"num_hidden_layers", "intermediate_size"}) {
     Json json = of_llama;
     json[key] = 1000000;
@@ -389,6 +394,9 @@ TEST_CASE("config: a size, a window or a function that is asked for and is anoth
   CHECK(error_with({.heads = 6, .dropout = 0}, path) == "no error");
   CHECK(contains(error_with({.heads = 12, .dropout = 0}, path), "`heads`: expected 6, as "));
   CHECK(contains(error_with({.layers = 3, .dropout = 0}, path), "`layers`: expected 2, as "));
+  for (const std::int64_t length : {23, 25}) {  // a table of positions has one length
+    CHECK(contains(error_with({.sequence = length, .dropout = 0}, path), "`sequence`: expected 24, as "));
+  }
   CHECK(contains(error_with({.window = 5, .dropout = 0}, path), "`window`: expected 0, as "));
   CHECK(contains(error_with({.dropout = 0, .function = {.epsilon = 1e-5}}, path), "got another epsilon, 1e-05"));
   const auto model = load_model("char-gpt", path, {}, {.dropout = 0});

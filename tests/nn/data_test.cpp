@@ -233,6 +233,9 @@ TEST_CASE("data: token files", "[files][data]") {
   std::vector<std::int64_t> read(4);
   open_tokens(folder / "a.bin").read(0, read);
   CHECK(std::equal(read.begin(), read.end(), tokens.begin(), tokens.end()));
+  std::vector<std::int64_t> last(1);
+  open_tokens(folder / "a.bin").part(1, 3).part(1, 2).read(1, last);  // a part of a part
+  CHECK(last[0] == 65535);
   CHECK(open_tokens(file_of(folder, bytes_of(token_file(20240520, 1, 0, "")))).size() == 0);
   write_text_file(folder / "none.npy", "\x93NUMPY\x01" + std::string("\0\x38\0", 3) +
                                            "{'descr': '<u2', 'fortran_order': False, 'shape': (0,)}\n");

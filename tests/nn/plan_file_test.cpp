@@ -13,6 +13,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/fit/plan_file.h>
@@ -420,6 +421,18 @@ TEST_CASE("plan file: the program's plan --save and train --plan", "[plan]") {
   CHECK(run.at("measured_peak_bytes") == plan.at("peak_bytes"));
   CHECK(run.at("deviations") == 0);
   CHECK(run.at("first_deviation").is_null());
+  // Beside a budget for the process the arena keeps the plan, or the run is refused with both figures.
+  const std::string bounded = "train" + sizes + "--steps 2 --plan '" + file + "' --json --process-budget ";
+  const auto within = program_test::run(folder, bounded + "8GiB");
+  REQUIRE(within->status == 0);
+  const nlohmann::json kept = nlohmann::json::parse(within->out);
+  CHECK(kept.at("predicted_peak_bytes") == plan.at("peak_bytes"));
+  CHECK(kept.at("loss_last") == run.at("loss_last"));
+  const auto outside = kept.at("outside_bytes").get<std::size_t>(), peak = plan.at("peak_bytes").get<std::size_t>();
+  CHECK(kept.at("budget_bytes") == (std::size_t{8} << 30) - outside);
+  const auto refused = program_test::run(folder, bounded + std::to_string(outside + peak / 2));
+  CHECK(refused->status == 3);
+  CHECK(refused->error.find("--plan: it needs " + memory::exact_bytes(peak) + ", the budget is") != std::string::npos);
   CHECK(program_test::run(folder, "train" + sizes + "--batch 16 --steps 2 --plan '" + file + "'")->status == 2);
   CHECK(program_test::run(folder, "plan" + sizes + "--inference --save '" + file + "'")->status == 2);
 }

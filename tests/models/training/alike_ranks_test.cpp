@@ -138,6 +138,10 @@ TEST_CASE("ranks that were started differently are refused by name on all of the
       {"`allows_lossy` bf16 and i8", [](auto& o) { o.setup.packing.dtype = DType::i8; }, lossy},
       {"`budget_bytes` 67108864 and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; }, lossy},
       {"`budget_bytes` none and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; }, three},
+      {"`budget_bytes` none and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; },
+       [](auto& o) { o.setup.layout.tp = 2; }},
+      {"`budget_bytes` none and 1073741824", [](auto& o) { o.budget_bytes = 1 << 30; },
+       [](auto& o) { o.setup.layout.pp = 2, o.setup.micro_batches = 2; }},
       {"`read_ahead` 1 and 0", [](auto& o) { o.setup.offload.read_ahead = 0; }, three},
   };
   for (const Row& row : rows) {

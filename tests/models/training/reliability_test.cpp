@@ -155,12 +155,21 @@ TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[r
   RunOptions options = tiny(folder);
   models::set_precision(options.setup, "O2");
   options.setup.precision.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
-  options.steps = 12, options.save_every = 1;
+  options.steps = 12, options.save_every = 1, options.keep = 12;
   const Run r = run(options);
   CHECK(r.report.end == nn::TrainEnd::complete);
   REQUIRE(r.report.scaler.has_value());
   CHECK(r.report.scaler->skipped_steps > 0);
   CHECK(r.losses.size() == 12);
+  // They count when the run goes on.
+  RunOptions rest = options;
+  rest.resume = folder / "x.step-7", rest.save = folder / "y";
+  CHECK(steps_of(rest.resume) < 7);
+  const Run again = run(rest);
+  CHECK(again.report.first_step == 7);
+  CHECK(again.losses == std::vector<double>(r.losses.begin() + 7, r.losses.end()));
+  rest.steps = 7;
+  CHECK(contains(refusal(rest), "has done 7 steps"));
 }
 
 TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliability]") {

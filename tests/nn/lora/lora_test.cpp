@@ -371,9 +371,15 @@ TEST_CASE("lora: PEFT's folders", "[lora]") {
   const auto more = twin();
   nn::add_lora(*more, {{.rank = 3, .alpha = 6}});
   CHECK_THROWS_WITH(nn::load_adapters(*more, path, {.prefix = "transformer."}), Catch::Contains("is not there"));
-  const auto wider = twin();
-  nn::add_lora(*wider, {{.rank = 4, .alpha = 6}, {"up_proj"}});
-  CHECK_THROWS_WITH(nn::load_adapters(*wider, path, {.prefix = "transformer."}), Catch::Contains("r 3"));
+  for (const nn::AdapterOptions& options : {nn::AdapterOptions{.rank = 4, .alpha = 6}, {.rank = 3, .alpha = 5}}) {
+    const auto unlike = twin();
+    nn::add_lora(*unlike, {options, {"up_proj"}});
+    CHECK_THROWS_WITH(nn::load_adapters(*unlike, path, {.prefix = "transformer."}),
+                      Catch::Contains("r 3 and lora_alpha 6.000000; the module's 'h.0.up_proj' has " +
+                                      std::to_string(options.rank) + " and " + std::to_string(options.alpha)));
+    nn::replace<nn::LoraLinear>(*nn::linear_layers(*unlike).back().layer, nn::AdapterOptions{.rank = 3, .alpha = 6});
+    CHECK_THROWS_WITH(nn::save_adapters(*unlike, folder / "two"), Catch::Contains("differ in rank, alpha"));
+  }
   // PEFT supports these; Thimble does not.
   const auto refuses = [&](const std::string& from, const std::string& to, const std::string& text) {
     std::string changed = config;

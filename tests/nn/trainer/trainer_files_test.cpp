@@ -146,6 +146,26 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   CHECK_NOTHROW(Two(other, options));
   other.parts[2].optimizer = [&](Rivals& nets) { return sgd(*nets.shift, 0.04); };
   CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 2 is 0.03 in the file, 0.04 here"));
+
+  // The second optimizer has counted other steps: its corrections of the moments go on from its own count.
+  other = own;
+  other.parts[1].optimizer = [](Rivals& nets) {
+    auto optimizer = std::make_unique<optim::Adam>(nets.generator->trainable(), optim::AdamOptions{});
+    optimizer->set_step_count(1);
+    return optimizer;
+  };
+  options.save.clear(), options.resume.clear(), options.steps = 4;
+  Two counted(other, options);
+  const std::vector<std::vector<double>> all = train(counted);
+  options.save = folder / "y", options.steps = 2;
+  Two begun(other, options);
+  train(begun);
+  const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(options.save).header(), options.save);
+  CHECK((info.step_count == 2 && info.others.at(0).step_count == 3));
+  options.resume = options.save, options.steps = 4;
+  Two resumed(other, options);
+  CHECK(train(resumed) == std::vector<std::vector<double>>(all.begin() + 2, all.end()));
+  CHECK(resumed.optimizer(1).step_count() == 5);
 }
 
 TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[trainer]") {

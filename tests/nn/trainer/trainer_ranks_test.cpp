@@ -413,6 +413,8 @@ TEST_CASE("trainer: what tensor parallelism refuses", "[trainer][ranks]") {
       {[](auto& o) { o.tensor_parallel = 5; }, "'qkv': 144 outputs in 3 projections are not divisible by 5 shards"},
       {[](auto& o) { o.tensor_parallel = 5, o.sharded.erase(o.sharded.begin() + 1); },
        "'out': 48 inputs are not divisible by 5 shards"},
+      {[](auto& o) { o.tensor_parallel = 37; },  // a row of 'ids' each
+       "'qkv': 144 outputs in 3 projections are not divisible by 37 shards"},
       {[](auto& o) { o.tensor_parallel = 38; }, "'ids': expected a row for each shard, got (37, 48)"},
       {[](auto& o) { o.sharded[1].projections = 0; },
        "'qkv': expected it once, with 1 projection or a column's, got it 1 times with 0"},
