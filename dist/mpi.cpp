@@ -160,13 +160,12 @@ int number(const char* name) {
   throw ValueError(std::string(name) + ": expected a number of ranks, as a launcher sets it, got " + quote(text));
 }
 
-/// Folders that may have a module.
+/// Folders that may have a module: THIMBLE_MODULES, or the folders of an installation.
 std::vector<std::filesystem::path> module_folders() {
-  std::vector<std::filesystem::path> folders;
-  if (const char* const named = std::getenv("THIMBLE_MODULES")) folders.emplace_back(named);
+  if (const char* const named = std::getenv("THIMBLE_MODULES"); named != nullptr && *named != '\0') return {named};
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-  folders.insert(folders.end(), {program, program / modules_from_bin});
+  std::vector<std::filesystem::path> folders{program, program / modules_from_bin};
   Dl_info library;
   if (dladdr(reinterpret_cast<const void*>(&module_folders), &library) != 0 && library.dli_fname != nullptr) {
     const auto folder = std::filesystem::path(library.dli_fname).parent_path();

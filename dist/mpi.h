@@ -25,9 +25,9 @@ std::optional<Launch> find_launch();
 /// most once per process. Returns when the bodies of all ranks have ended.
 ///
 /// If the body throws, writes `rank 2 of 4: text` to standard error and ends all ranks with the status that `status_of`
-/// gives the error, without returning. Throws DeviceError: no launch, no module for it (searched in the folders of the
-/// program and the library, in lib/thimble of their install folder, and in the folder that the variable THIMBLE_MODULES
-/// names), or MPI does not start.
+/// gives the error, without returning. Throws DeviceError: no launch, no module for it (searched in the folder that the
+/// variable THIMBLE_MODULES names; without it in the folders of the program and the library, and in lib/thimble of
+/// their install folder), or MPI does not start.
 void run_launched(
     const std::function<void(Communicator&)>& body,
     int (*status_of)(const std::exception_ptr&) = [](const std::exception_ptr&) { return 1; });

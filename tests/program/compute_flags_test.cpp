@@ -122,6 +122,9 @@ TEST_CASE("program: a variable of the environment is read or refused by name", "
                                "OMP_NUM_THREADS: expected a number of threads from 1 to 1024, or a list of them, got "
                                "'abc'"));
   }
+  CHECK(run("OMPI_COMM_WORLD_SIZE=2 THIMBLE_MODULES=/none", "train mlp --data synthetic --steps 1 --batch 4") != 0);
+  CHECK(files_test::contains(files_test::read_text_file(folder / "error"),
+                             "there is no module for it: /none/thimble_openmpi.so. It is built"));
   for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     INFO(variable);
     CHECK(run(std::string(variable) + "=two", "train mlp --data synthetic --steps 1 --batch 4") == 2);
