@@ -235,11 +235,11 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
 }
 
 TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds nothing there", "[dist]") {
-  // Both are in one bucket; two of the four micro-batches have a gradient of b. The first step has none, so rank 1,
-  // whose shard is within b, updates nothing and counts the step.
+  // Both are in one bucket; two of the four micro-batches have a gradient of b. The first step has none, so a rank
+  // whose shard is b updates nothing and counts the step.
   const auto train_both = [](dist::Communicator* ranks, int zero, bool is_away) {
-    const std::vector<optim::Named> both{{"a", full({48}, 0.5).require_grad()},
-                                         {"b", full({80}, -0.25).require_grad()}};
+    const std::vector<optim::Named> both{{"a", full({dist::shard_grain}, 0.5).require_grad()},
+                                         {"b", full({dist::shard_grain}, -0.25).require_grad()}};
     std::unique_ptr<dist::DataParallel> parallel;
     if (ranks != nullptr)
       parallel = std::make_unique<dist::DataParallel>(*ranks, both, dist::DataParallelOptions{.zero = zero});
@@ -261,7 +261,7 @@ TEST_CASE("data parallel: a parameter without a gradient in a micro-batch adds n
     return std::pair(bytes_of(both[0].tensor), bytes_of(both[1].tensor));
   };
   const auto one = train_both(nullptr, 0, false);
-  CHECK(one.second != bytes_of(full({80}, -0.25)));
+  CHECK(one.second != bytes_of(full({dist::shard_grain}, -0.25)));
   for (int run = 0; run < 6; ++run) {
     const int zero = run / 2;
     const bool is_away = run % 2 == 1;
