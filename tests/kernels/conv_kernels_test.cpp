@@ -62,6 +62,25 @@ TEST_CASE("conv kernels: random shapes against the plain loops", "[conv]") {
   }
 }
 
+// Whole vectors of channels and single ones, in each order of the loops: few channels, many, and many in wide rows.
+TEST_CASE("conv kernels: one channel in a group, against the plain loops", "[conv]") {
+  Settings settings;
+  const ConvShape kinds[] = {shape(2, 6, 0, 0, 1, 1, 0),  shape(2, 7, 0, 0, 2, 1, 1),
+                             shape(2, 9, 0, 0, 3, 1, 1),  shape(2, 22, 0, 0, 3, 1, 1),
+                             shape(2, 23, 0, 0, 3, 2, 1), shape(2, 12, 0, 0, 3, 2, 0, 2),
+                             shape(2, 12, 0, 0, 2, 3, 0), shape(2, 10, 0, 0, 3, 1, 2, 2),
+                             shape(2, 13, 0, 0, 4, 3, 1), shape(2, 15, 0, 0, 5, 1, 2)};
+  for (const std::int64_t channels : {17, 40, 128, 131}) {
+    for (ConvShape s : kinds) {
+      s.channels = s.filters = s.groups = channels;
+      const Tensors t(s, DType::f32);
+      check_forward(s, DType::f32, DType::f32, t, supported());
+      check_input_grad(s, DType::f32, DType::f32, s.kernel_w % 2 == 0, t, supported());
+      check_weight_grad(s, DType::f32, DType::f32, s.kernel_w % 2 == 1, t, supported());
+    }
+  }
+}
+
 TEST_CASE("conv kernels: in a narrow dtype they are those of the same numbers in f32, rounded once", "[conv]") {
   Settings settings;
   const Bf16On converted(std::nullopt);  // no unit that sums in another order

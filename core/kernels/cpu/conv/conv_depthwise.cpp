@@ -1,6 +1,7 @@
 #include <thimble/core/kernels/cpu/conv/conv_driver.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/threads/parallel.h>
@@ -157,10 +158,54 @@ struct Row {
     to = args.accumulate ? sum + to : sum;
   }
 
+  // Results of a 3x3 kernel whose taps are all inside, one vector of channels after the other, with its weights in
+  // registers.
+  static THIMBLE_ALWAYS_INLINE void along(const RowArgs& args) {
+    const AxisTaps& columns = *args.columns;
+    const std::int64_t channels = args.channels, apart = (columns.offset[1] - columns.offset[0]) * channels;
+    const float* const rows[] = {args.rows[0], args.rows[1], args.rows[2]};
+    for (std::int64_t c = 0; c + V::lanes <= channels; c += V::lanes) {
+      typename V::Vector weights[9];
+#pragma GCC unroll 9
+      for (int i = 0; i < 9; ++i) weights[i] = V::at(args.weights[i / 3] + columns.tap[i % 3] * channels + c);
+      std::int64_t at = (columns.inner_begin * columns.step + columns.offset[0]) * channels + c;
+      float* to = args.to + (columns.first + columns.inner_begin * columns.stride) * channels + c;
+      for (std::int64_t q = columns.inner_begin; q < columns.inner_end; ++q) {
+        typename V::Vector sum{};
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; ++i) {
+          const typename V::Vector x = V::at(rows[i / 3] + at + i % 3 * apart);
+          V::multiply_add(sum, x, weights[i], sum);
+        }
+        if (args.bias) sum += V::at(args.bias + c);
+        if (args.accumulate) sum += V::at(static_cast<const float*>(to));
+        V::at(to) = sum;
+        at += columns.step * channels;
+        to += columns.stride * channels;
+      }
+    }
+  }
+  // Whether along() was the fastest order on a Zen 3: its lines fit in a first-level cache of 64 sets and 8 ways until
+  // the next vector reads their other half, or there are too few channels for across().
+  static bool goes_along(const RowArgs& args) {
+    const AxisTaps& columns = *args.columns;
+    if (target == Isa::avx512 || args.row_count != 3 || columns.count != 3) return false;
+    const std::int64_t line = 64 / sizeof(float), sets = 64, ways = 8, step = columns.step * args.channels;
+    const std::int64_t used = step % line == 0 ? sets / std::gcd(sets, step / line) : sets;
+    return args.channels < 8 * V::lanes || 4 * columns.results <= used * ways;
+  }
+
   static THIMBLE_ALWAYS_INLINE void run(const RowArgs& args) {
     const AxisTaps& columns = *args.columns;
     std::int64_t q = 0;
     for (; q < columns.inner_begin; ++q) across<1, 4, true>(args, q, 0);
+    if (goes_along(args)) {
+      along(args);
+      q = columns.inner_end;
+    }
+    if (target != Isa::avx512 && columns.count <= 3) {
+      for (; q < columns.inner_end; ++q) across<1, 8, false>(args, q, 0);
+    }
     for (; q + 8 <= columns.inner_end; q += 8) across<8, 1, false>(args, q, 0);
     for (; q + 4 <= columns.inner_end; q += 4) across<4, 2, false>(args, q, 0);
     for (; q + 2 <= columns.inner_end; q += 2) across<2, 4, false>(args, q, 0);
