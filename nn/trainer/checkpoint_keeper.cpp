@@ -112,17 +112,19 @@ std::vector<NamedTensor> in_file(const Module& module, const std::vector<NamedTe
 
 }  // namespace
 
+std::int64_t count_in(const CheckpointInfo& info, const char* key) {
+  const auto found = info.metadata.find(key);
+  if (found == info.metadata.end()) return 0;
+  const std::string& text = found->second;
+  std::int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error == std::errc() && end == text.data() + text.size() && count >= 0) return count;
+  throw ValueError(std::string("checkpoint: ") + key + ": expected a count, got " + quote(text));
+}
+
 std::int64_t steps_done(const CheckpointInfo& info) {
-  const auto passed = info.metadata.find(skipped_batches_key);
-  std::int64_t skipped = 0;
-  if (passed != info.metadata.end()) {
-    const std::string& text = passed->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), skipped);
-    if (error != std::errc() || end != text.data() + text.size() || skipped < 0) {
-      throw ValueError(std::string("checkpoint: ") + skipped_batches_key + ": expected a count, got " + quote(text));
-    }
-  }
-  return info.step_count + (info.scaler ? info.scaler->skipped_steps : 0) + skipped;
+  return info.step_count - count_in(info, updates_before_key) + count_in(info, skipped_batches_key) +
+         (info.scaler ? info.scaler->skipped_steps : 0);
 }
 
 void try_to_write(const char* what, const std::string& path) {

@@ -32,10 +32,14 @@ std::int64_t free_bytes_at(const std::string& path);
 std::uint64_t weights_file_bytes(const Module& module);
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
 
-/// Steps of a checkpoint: updates and skipped batches.
+/// Steps of a checkpoint: updates since the first step, and skipped batches.
 std::int64_t steps_done(const CheckpointInfo& info);
-/// Metadata of a checkpoint: number of skipped batches (nn/trainer/trainer.h).
-inline constexpr const char* skipped_batches_key = "trainer.skipped_batches";
+/// Metadata of a checkpoint: number of skipped batches (nn/trainer/trainer.h), and the first optimizer's updates before
+/// the first step, if any.
+inline constexpr const char *skipped_batches_key = "trainer.skipped_batches",
+                            *updates_before_key = "trainer.updates_before";
+/// The count under such a key; 0 if the file has none. Throws ValueError.
+std::int64_t count_in(const CheckpointInfo& info, const char* key);
 
 /// Older checkpoints are named `<path>.step-K`.
 inline constexpr std::string_view older_infix = ".step-";

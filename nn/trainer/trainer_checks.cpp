@@ -344,7 +344,7 @@ void TrainerCore::check_files() {
     }
     if (!options_.changes_options) check_settings(options_, info, run, rates);
     first_step_ = steps_done(info);
-    first_skipped_ = first_step_ - info.step_count - (info.scaler ? info.scaler->skipped_steps : 0);
+    first_skipped_ = count_in(info, skipped_batches_key);
     if (first_step_ >= options_.steps) {
       refuse("resume: '" + options_.resume + "' has done " + std::to_string(first_step_) +
              " steps; steps = " + std::to_string(options_.steps) + " must be more (it counts from the start)");

@@ -102,7 +102,8 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& options, co
 }
 
 bool is_state_key(const std::string& key) {
-  return key == rate_step_key || key == skipped_batches_key || key == plateau_key || key == best_key;
+  return key == rate_step_key || key == skipped_batches_key || key == updates_before_key || key == plateau_key ||
+         key == best_key;
 }
 
 std::map<std::string, std::string> TrainerRun::settings() {
@@ -152,7 +153,10 @@ TrainerRun::TrainerRun(const AnyProgram& program, const TrainerOptions& options,
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
   if (device_.is_dry && !options.resume.empty()) {
     visit_load();
-    for (std::size_t part = 0; part < part_count_; ++part) run_->optimizer(part).set_step_count(request_.updates);
+    for (std::size_t part = 0; part < part_count_; ++part) {
+      optim::Optimizer& optimizer = run_->optimizer(part);
+      optimizer.set_step_count(optimizer.step_count() + request_.updates);
+    }
   }
   if (options.captures_steps && (device_.is_dry || options.resume.empty())) hold_batch();
   for (const Module* const module : run_->modules()) {
@@ -738,6 +742,8 @@ Metadata TrainerRun::metadata() {
   if (std::optional<Metadata> own = run_->metadata()) return *own;
   Metadata metadata = settings();
   metadata[skipped_batches_key] = std::to_string(skipped_);
+  const std::int64_t before = run_->optimizer(0).step_count() + skipped_steps() - steps_;
+  if (before > 0) metadata[updates_before_key] = std::to_string(before);
   if (rate_step_ >= 0) metadata[rate_step_key] = std::to_string(rate_step_);
   if (plateau_) {
     const optim::Plateau::State& state = plateau_->state();

@@ -147,8 +147,13 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   other.parts[2].optimizer = [&](Rivals& nets) { return sgd(*nets.shift, 0.04); };
   CHECK_THROWS_WITH(Two(other, options), Catch::Contains("the rate of optimizer 2 is 0.03 in the file, 0.04 here"));
 
-  // The second optimizer has counted other steps: its corrections of the moments go on from its own count.
+  // The optimizers begin with counts: corrections of moments go on from each one's own, and steps count from the start.
   other = own;
+  other.parts[0].optimizer = [make = own.parts[0].optimizer](Rivals& nets) {
+    auto optimizer = make(nets);
+    optimizer->set_step_count(5);
+    return optimizer;
+  };
   other.parts[1].optimizer = [](Rivals& nets) {
     auto optimizer = std::make_unique<optim::Adam>(nets.generator->trainable(), optim::AdamOptions{});
     optimizer->set_step_count(1);
@@ -161,7 +166,7 @@ TEST_CASE("trainer: two nets with an optimizer each go on from one file", "[trai
   Two begun(other, options);
   train(begun);
   const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(options.save).header(), options.save);
-  CHECK((info.step_count == 2 && info.others.at(0).step_count == 3));
+  CHECK((info.step_count == 7 && info.others.at(0).step_count == 3 && nn::steps_done(info) == 2));
   options.resume = options.save, options.steps = 4;
   Two resumed(other, options);
   CHECK(train(resumed) == std::vector<std::vector<double>>(all.begin() + 2, all.end()));
