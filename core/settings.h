@@ -27,7 +27,7 @@ Settings& settings() noexcept;
 std::optional<int> read_thread_count(std::string_view text);
 
 /// Throws ValueError if OMP_NUM_THREADS has no such list and is not empty, until set_thread_count() sets a number. The
-/// program calls it first, every kernel on several threads as well.
+/// program calls it first, Tensor::empty as well.
 void check_environment();
 
 }  // namespace thimble

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/settings.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/recycled.h>
 #include <thimble/core/tensor/unrecorded.h>
@@ -11,6 +12,7 @@
 namespace thimble {
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, memory::Device device, memory::Category category) {
+  check_environment();
   Tensor result;
   result.shape_ = shape;
   result.elements_ = shape.elements();

@@ -174,7 +174,6 @@ void set_thread_count(int threads) {
 
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {
   if (count <= 0) return;
-  check_environment();
   grain = std::max<std::int64_t>(grain, 1);
   const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), count / grain));
   if (threads <= 1 || is_inside) {

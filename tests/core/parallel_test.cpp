@@ -13,6 +13,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/settings.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/core/threads/cpu_quota.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -212,14 +213,13 @@ TEST_CASE("parallel: OMP_NUM_THREADS is a number or a list of them", "[parallel]
     INFO(text);
     CHECK(read_thread_count(text) == expected);
   }
-  // A program that sets no number of threads learns of it from its first kernel.
+  // A program that sets no number of threads learns of it from its first tensor.
   parallel_test::RestoreThreads restore;
   settings().threads = Settings::unreadable_threads;
   CHECK(thread_count() == 1);
-  const auto nothing = [](std::int64_t, std::int64_t) {};
-  CHECK_THROWS_WITH(parallel_for(8, 1, nothing), Catch::Contains("OMP_NUM_THREADS: expected a number of threads"));
+  CHECK_THROWS_WITH(Tensor::empty({8}, DType::f32), Catch::Contains("OMP_NUM_THREADS: expected a number of threads"));
   set_thread_count(2);
-  CHECK_NOTHROW(parallel_for(8, 1, nothing));
+  CHECK_NOTHROW(Tensor::empty({8}, DType::f32));
 }
 
 TEST_CASE("parallel: quotas of control groups", "[parallel]") {

@@ -169,7 +169,7 @@ TEST_CASE("text: the checks find what they are for", "[house]") {
 
 TEST_CASE("text: code, tests and files stay within their budgets", "[house]") {
   // These limits only shrink. A change that needs more explains it in its commit.
-  constexpr std::size_t max_code_lines = 132'696, max_test_lines = 94'609, max_files = 1'392;
+  constexpr std::size_t max_code_lines = 132'697, max_test_lines = 94'607, max_files = 1'392;
   std::size_t code = 0, tests = 0, files = 0;
   for (const house::Source& file : house::all_files()) {
     ++files;
