@@ -22,7 +22,7 @@ struct Settings {
 /// measured rates.
 Settings& settings() noexcept;
 
-/// The first of a list of numbers from 1 to max_threads, as in "8,2": OpenMP has one for each level of nested groups,
+/// The first of a list of numbers from 1 to max_threads, as in "8,2": OpenMP has one for each level of nested regions,
 /// and kernels have one level. nullopt for other texts.
 std::optional<int> read_thread_count(std::string_view text);
 
