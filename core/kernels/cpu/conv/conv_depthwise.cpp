@@ -186,13 +186,13 @@ struct Row {
     }
   }
   // Whether along() was the fastest order on a Zen 3: its lines fit in a first-level cache of 64 sets and 8 ways until
-  // the next vector reads their other half, or there are too few channels for across().
+  // the next vector reads their other half.
   static bool goes_along(const RowArgs& args) {
     const AxisTaps& columns = *args.columns;
     if (target == Isa::avx512 || args.row_count != 3 || columns.count != 3) return false;
     const std::int64_t line = 64 / sizeof(float), sets = 64, ways = 8, step = columns.step * args.channels;
     const std::int64_t used = step % line == 0 ? sets / std::gcd(sets, step / line) : sets;
-    return args.channels < 8 * V::lanes || 4 * columns.results <= used * ways;
+    return 4 * columns.results <= used * ways;
   }
 
   static THIMBLE_ALWAYS_INLINE void run(const RowArgs& args) {
@@ -203,7 +203,7 @@ struct Row {
       along(args);
       q = columns.inner_end;
     }
-    if (target != Isa::avx512 && columns.count <= 3) {
+    if (target != Isa::avx512 && columns.count <= 3 && args.channels >= 64) {
       for (; q < columns.inner_end; ++q) across<1, 8, false>(args, q, 0);
     }
     for (; q + 8 <= columns.inner_end; q += 8) across<8, 1, false>(args, q, 0);
